@@ -1,0 +1,1 @@
+"""Act: the loop, rollouts, traffic, telemetry, store, console and command line."""

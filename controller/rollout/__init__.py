@@ -1,0 +1,1 @@
+"""The staged move of traffic from stable to canary."""

@@ -1,0 +1,1 @@
+"""What must survive a kill: SQLAlchemy models, migrations, the decision log."""

@@ -1,0 +1,1 @@
+"""Live figures: one interface, two sources."""

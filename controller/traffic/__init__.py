@@ -1,0 +1,1 @@
+"""How a weight becomes a share of requests."""

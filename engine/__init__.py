@@ -1,0 +1,1 @@
+"""Serve: what Trimtab knows about engines, and its own embedded one."""

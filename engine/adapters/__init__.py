@@ -1,0 +1,1 @@
+"""What Trimtab knows of each engine, as data and HTTP. No torch."""

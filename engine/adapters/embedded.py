@@ -1,0 +1,202 @@
+"""The embedded engine as the control plane sees it: knobs, command line, metric names, admin calls. No torch."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from trimtab.engine.adapters.interface import Command, DrainState, EngineClient, Launch, RecordPage
+from trimtab.engine.contract import (
+    ChangeCost,
+    ChoiceKnob,
+    Configuration,
+    EngineEndpoint,
+    FloatKnob,
+    IntKnob,
+    KnobCatalogue,
+    KnobValue,
+    MetricNames,
+    RequestOutcome,
+    RequestRecord,
+)
+from trimtab.errors import EngineCallError
+
+MIB = 1024 * 1024
+ADMIN_TOKEN_VARIABLE = "TRIMTAB_ENGINE_ADMIN_TOKEN"
+
+CATALOGUE = KnobCatalogue(
+    engine="embedded",
+    knobs=(
+        ChoiceKnob(
+            "quantization",
+            ("fp32", "bf16", "int8", "int4"),
+            "bf16",
+            ChangeCost.REQUANTIZE,
+            "How weights are stored and multiplied.",
+        ),
+        IntKnob(
+            "kv_cache_bytes",
+            16 * MIB,
+            16384 * MIB,
+            512 * MIB,
+            "bytes",
+            ChangeCost.RESTART,
+            "Memory for the paged KV pool, allocated once at start.",
+            log=True,
+        ),
+        IntKnob("block_size", 8, 128, 16, "tokens", ChangeCost.RESTART, "Tokens in one KV block.", log=True),
+        IntKnob(
+            "max_num_seqs",
+            1,
+            256,
+            32,
+            "sequences",
+            ChangeCost.LIVE,
+            "Sequences that may run in one step; more wait.",
+            log=True,
+        ),
+        IntKnob(
+            "max_num_batched_tokens",
+            16,
+            8192,
+            512,
+            "tokens",
+            ChangeCost.LIVE,
+            "Token budget of one step, over decode and prefill together.",
+            log=True,
+        ),
+        IntKnob(
+            "prefill_chunk_tokens",
+            16,
+            8192,
+            256,
+            "tokens",
+            ChangeCost.LIVE,
+            "The most prompt tokens that one sequence may prefill in one step.",
+            log=True,
+        ),
+        FloatKnob(
+            "kv_high_watermark",
+            0.1,
+            1.0,
+            0.95,
+            "share of blocks",
+            ChangeCost.LIVE,
+            "Admission stops when more than this share of the KV blocks is in use.",
+        ),
+        FloatKnob(
+            "kv_low_watermark",
+            0.05,
+            1.0,
+            0.85,
+            "share of blocks",
+            ChangeCost.LIVE,
+            "Admission resumes when no more than this share is in use.",
+        ),
+        ChoiceKnob(
+            "speculative_method",
+            ("off", "ngram"),
+            "off",
+            ChangeCost.LIVE,
+            "How drafts are made: not at all, or by looking the last tokens up in prompt and output.",
+        ),
+        IntKnob("speculative_k", 1, 7, 3, "tokens", ChangeCost.LIVE, "Draft tokens verified in one pass."),
+        IntKnob("num_threads", 1, 64, 1, "threads", ChangeCost.RESTART, "CPU threads of the tensor operations."),
+    ),
+    ordered=(("kv_low_watermark", "kv_high_watermark"),),
+)
+
+METRIC_NAMES = MetricNames(
+    ttft_s="gen_ai_server_time_to_first_token_seconds",
+    tpot_s="gen_ai_server_time_per_output_token_seconds",
+    itl_s="trimtab_engine_inter_token_latency_seconds",
+    duration_s="gen_ai_server_request_duration_seconds",
+    queue_s="trimtab_engine_queue_seconds",
+    running="trimtab_engine_running_requests",
+    waiting="trimtab_engine_waiting_requests",
+    kv_usage_ratio="trimtab_engine_kv_usage_ratio",
+    preemptions="trimtab_engine_preemptions_total",
+    prompt_tokens="trimtab_engine_prompt_tokens_total",
+    output_tokens="trimtab_engine_output_tokens_total",
+    requests="trimtab_engine_requests_total",
+    draft_tokens="trimtab_engine_draft_tokens_total",
+    accepted_tokens="trimtab_engine_accepted_tokens_total",
+    step_s="trimtab_engine_step_seconds",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedAdapter:
+    """The adapter of ``trimtab engine serve``."""
+
+    catalogue: KnobCatalogue = CATALOGUE
+    metric_names: MetricNames = METRIC_NAMES
+
+    def command(self, launch: Launch) -> Command:
+        argv = [
+            sys.executable, "-m", "trimtab.engine.embedded", "serve",
+            "--model", str(launch.model_path),
+            "--model-name", launch.model_name,
+            "--port", str(launch.port),
+            "--admin-port", str(launch.admin_port),
+            "--knobs", launch.configuration.canonical_json,
+        ]  # fmt: skip
+        if launch.inject is not None:
+            argv += ["--inject", launch.inject]
+        threads = str(launch.configuration["num_threads"])
+        return Command(tuple(argv), {ADMIN_TOKEN_VARIABLE: launch.admin_token, "OMP_NUM_THREADS": threads})
+
+    def client(self, http: aiohttp.ClientSession, endpoint: EngineEndpoint) -> EngineClient:
+        return _EmbeddedClient(http, endpoint)
+
+
+@dataclass(frozen=True, slots=True)
+class _EmbeddedClient:
+    http: aiohttp.ClientSession
+    endpoint: EngineEndpoint
+
+    async def is_ready(self) -> bool:
+        try:
+            async with self.http.get(f"{self.endpoint.base_url}/ready", timeout=_timeout(2)) as response:
+                return response.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    async def set_live_knobs(self, values: Mapping[str, KnobValue]) -> Configuration:
+        body = await self._admin("PATCH", "/admin/knobs", json=dict(values))
+        return CATALOGUE.configuration(body["knobs"])
+
+    async def set_draining(self, draining: bool) -> DrainState:
+        body = await self._admin("POST" if draining else "DELETE", "/admin/drain")
+        return DrainState(body["draining"], body["num_in_flight"])
+
+    async def drain_state(self) -> DrainState:
+        body = await self._admin("GET", "/admin/drain")
+        return DrainState(body["draining"], body["num_in_flight"])
+
+    async def records_since(self, cursor: int) -> RecordPage:
+        body = await self._admin("GET", "/admin/records", params={"since": str(cursor)})
+        records = tuple(RequestRecord(**{**r, "outcome": RequestOutcome(r["outcome"])}) for r in body["records"])
+        return RecordPage(records, body["next_cursor"], body["num_dropped"])
+
+    async def _admin(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:
+        headers = {"Authorization": f"Bearer {self.endpoint.admin_token}"}
+        url = f"{self.endpoint.admin_url}{path}"
+        try:
+            async with self.http.request(method, url, headers=headers, timeout=_timeout(10), **arguments) as response:
+                text = await response.text()
+                if response.status != 200:
+                    raise EngineCallError(f"{method} {url} answered {response.status}: {text[:300]}")
+                body: dict[str, Any] = json.loads(text)
+                return body
+        except (aiohttp.ClientError, TimeoutError, json.JSONDecodeError) as error:
+            raise EngineCallError(f"{method} {url}: {type(error).__name__}: {error}") from error
+
+
+def _timeout(total_s: float) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=total_s)

@@ -1,0 +1,1 @@
+"""The embedded LLM engine: paged KV cache, continuous batching, OpenAI-compatible HTTP."""

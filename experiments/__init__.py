@@ -1,0 +1,1 @@
+"""Measure: workloads, load, trials, studies, quality, reports."""

@@ -1,0 +1,1 @@
+"""Arrival processes and request shapes."""

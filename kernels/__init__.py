@@ -1,0 +1,1 @@
+"""Compute: tensor operations, each with a PyTorch reference."""

@@ -1,0 +1,1 @@
+"""Decide: manifests, search space, objective, judge. Pure functions: no I/O, no clock, no network."""

@@ -1,0 +1,1 @@
+"""Statistics that the judge folds: one method a file."""
