@@ -102,8 +102,6 @@ class RolloutRow(Base):
     verdict: Mapped[dict[str, Any] | None] = mapped_column(JSON)  # the last look
     canary_process_id: Mapped[int | None] = mapped_column(Integer)
     baseline_process_id: Mapped[int | None] = mapped_column(Integer)
-    canary_cursor: Mapped[int] = mapped_column(Integer)  # records before it belong to earlier steps
-    baseline_cursor: Mapped[int] = mapped_column(Integer)
     phase_entered_unix_s: Mapped[float] = mapped_column(Float)
     started_unix_s: Mapped[float] = mapped_column(Float)
     ended_unix_s: Mapped[float | None] = mapped_column(Float)

@@ -78,8 +78,6 @@ def upgrade() -> None:
         sa.Column("verdict", sa.JSON),
         sa.Column("canary_process_id", sa.Integer),
         sa.Column("baseline_process_id", sa.Integer),
-        sa.Column("canary_cursor", sa.Integer, nullable=False),
-        sa.Column("baseline_cursor", sa.Integer, nullable=False),
         sa.Column("phase_entered_unix_s", sa.Float, nullable=False),
         sa.Column("started_unix_s", sa.Float, nullable=False),
         sa.Column("ended_unix_s", sa.Float),
