@@ -1,7 +1,7 @@
 """The rollout as a pure state machine: what should run, where requests should go, and what comes next.
 
-``controller.rollout.reconcile`` makes the world match ``desired`` and feeds what it saw to ``advance``. Nothing
-here does I/O or reads a clock, so every path can be tested, and a controller that was killed goes on from the stored state.
+``controller.rollout.reconcile`` makes the world match ``desired`` and feeds what it saw to ``advance``. Nothing here
+does I/O or reads a clock: every path can be tested, and a killed controller goes on from the stored state.
 
     STARTING ──both ready──▶ STEPPING ──last step passed──▶ PROMOTING ──drained──▶ SUCCEEDED
         └─────────────┬──────────┴───────canary lost────────────┘
