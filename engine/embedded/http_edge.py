@@ -1,0 +1,139 @@
+"""What every HTTP request meets first: a request id, a body limit, a count of those in flight, one error shape.
+
+Both servers use the error bodies; the traffic server is wrapped in ``TrafficEdge``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from typing import Any
+
+import structlog
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from trimtab.engine.embedded.service import Gate
+from trimtab.errors import EngineError, OverloadedError, RequestError, TrimtabError
+
+MAX_BODY_BYTES = 4 * 1024 * 1024
+
+# A refused body is read on and thrown away up to here, so that a client that is still sending gets to see the answer.
+_MAX_DISCARDED_BYTES = 64 * 1024 * 1024
+
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+_log = structlog.get_logger(__name__)
+
+
+class BodyTooLargeError(RequestError):
+    """The request's body exceeds ``MAX_BODY_BYTES``."""
+
+
+class TrafficEdge:
+    """ASGI middleware: sets ``request_id`` in the request's state, counts requests in flight until they are sent."""
+
+    def __init__(self, app: ASGIApp, gate: Gate) -> None:
+        self._app = app
+        self._gate = gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(scope)
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        counted = scope["method"] == "POST"
+        self._gate.num_in_flight += counted
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            self._gate.num_in_flight -= counted
+
+
+async def read_json(request: Request) -> Any:
+    """The request's body. Raises ``RequestError`` when it is too large or not JSON."""
+    chunks: list[bytes] = []
+    num_bytes = 0
+    async for chunk in request.stream():
+        num_bytes += len(chunk)
+        if num_bytes <= MAX_BODY_BYTES:
+            chunks.append(chunk)
+        else:
+            chunks.clear()
+        if num_bytes > _MAX_DISCARDED_BYTES:
+            break
+    if num_bytes > MAX_BODY_BYTES:
+        raise BodyTooLargeError(f"the body has more than {MAX_BODY_BYTES} bytes; shorten the prompt")
+    try:
+        return json.loads(b"".join(chunks), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from error
+
+
+def error_response(error: TrimtabError) -> JSONResponse:
+    """The error in OpenAI's shape, with its status and, where it helps, Retry-After."""
+    status, kind, headers = 500, "server_error", {}
+    if isinstance(error, OverloadedError):
+        status = 503 if error.draining else 429
+        kind = "service_unavailable" if error.draining else "rate_limit_error"
+        headers = {"Retry-After": str(error.retry_after_s)}
+    elif isinstance(error, BodyTooLargeError):
+        status, kind = 413, "invalid_request_error"
+    elif isinstance(error, RequestError):
+        status, kind = 404 if error.code == "model_not_found" else 400, "invalid_request_error"
+    elif isinstance(error, EngineError):
+        status, kind = 500, "server_error"
+    return JSONResponse(error_body(error, kind), status, headers)
+
+
+def error_body(error: TrimtabError, kind: str) -> dict[str, Any]:
+    """OpenAI's error object."""
+    param = error.param if isinstance(error, RequestError) else None
+    code = error.code if isinstance(error, RequestError) else "engine_error"
+    return {"error": {"message": str(error), "type": kind, "param": param, "code": code}}
+
+
+async def handle_trimtab_error(request: Request, error: Exception) -> JSONResponse:
+    """Starlette's handler for ``TrimtabError``."""
+    assert isinstance(error, TrimtabError)
+    if not isinstance(error, RequestError):
+        _log.error("request_failed", path=request.url.path, error=str(error))
+    return error_response(error)
+
+
+async def handle_http_error(request: Request, error: Exception) -> JSONResponse:
+    """Starlette's handler for its own 404 and 405."""
+    status = getattr(error, "status_code", 500)
+    message = f"{request.method} {request.url.path}: {getattr(error, 'detail', error)}"
+    body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None}}
+    return JSONResponse(body, status, getattr(error, "headers", None))
+
+
+async def handle_unexpected_error(request: Request, error: Exception) -> JSONResponse:
+    """Starlette's handler for a bug of ours: logged with its trace, answered without it."""
+    _log.error("handler_raised", path=request.url.path, error=f"{type(error).__name__}: {error}", exc_info=error)
+    body = {"error": {"message": "internal error", "type": "server_error", "param": None, "code": None}}
+    return JSONResponse(body, 500)
+
+
+def _request_id(scope: Scope) -> str:
+    """The client's own id when it is a plain one, else a new one."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id":
+            text = value.decode("latin-1")
+            if _REQUEST_ID.fullmatch(text):
+                return str(text)
+    return secrets.token_hex(16)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,232 @@
+"""OpenAI's response bodies: one writer an endpoint turns emissions into chunks and whole answers.
+
+The server calls it. Log-probabilities stay arrays until here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from trimtab.engine.embedded.generation import Emission
+from trimtab.engine.embedded.scoring import TokenScores
+from trimtab.engine.embedded.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt as ids and, for ``echo``, as text."""
+
+    token_ids: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What every body of one response carries."""
+
+    response_id: str
+    model: str
+    created_unix_s: int = field(default_factory=lambda: int(time.time()))
+
+
+class Writer(Protocol):
+    """How one endpoint writes what the engine emits."""
+
+    def chunk(self, index: int, emission: Emission) -> dict[str, Any]:
+        """The streamed body of one emission of the prompt at ``index``."""
+        ...
+
+    def whole(self, outputs: Sequence[Sequence[Emission]]) -> dict[str, Any]:
+        """The body of a finished response; ``outputs`` has every prompt's emissions."""
+        ...
+
+    def usage_chunk(self, num_output_tokens: int) -> dict[str, Any]:
+        """The last streamed body, for ``stream_options.include_usage``."""
+        ...
+
+
+class CompletionWriter:
+    """Bodies of ``/v1/completions``. Stateful: text offsets and the echo go on from chunk to chunk."""
+
+    def __init__(self, header: Header, tokenizer: Tokenizer, prompts: Sequence[Prompt], *, echo: bool) -> None:
+        self._header = header
+        self._tokenizer = tokenizer
+        self._prompts = prompts
+        self._echo = echo
+        self._offsets = [0] * len(prompts)
+        self._started = [False] * len(prompts)
+
+    def chunk(self, index: int, emission: Emission) -> dict[str, Any]:
+        return self._body([self._choice(index, [emission])])
+
+    def whole(self, outputs: Sequence[Sequence[Emission]]) -> dict[str, Any]:
+        choices = [self._choice(index, emissions) for index, emissions in enumerate(outputs)]
+        num_output = sum(len(e.token_ids) for emissions in outputs for e in emissions)
+        return self._body(choices) | {"usage": usage(self._prompts, num_output)}
+
+    def usage_chunk(self, num_output_tokens: int) -> dict[str, Any]:
+        return self._body([]) | {"usage": usage(self._prompts, num_output_tokens)}
+
+    def _body(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        header = self._header
+        return {
+            "id": f"cmpl-{header.response_id}",
+            "object": "text_completion",
+            "created": header.created_unix_s,
+            "model": header.model,
+            "choices": choices,
+        }
+
+    def _choice(self, index: int, emissions: Sequence[Emission]) -> dict[str, Any]:
+        prompt, first = self._prompts[index], not self._started[index]
+        self._started[index] = True
+        text = (prompt.text if self._echo and first else "") + "".join(e.text for e in emissions)
+        finish = emissions[-1].finish
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": text,
+            "logprobs": self._logprobs(index, emissions, with_prompt=self._echo and first),
+            "finish_reason": None if finish is None else finish.value,
+        }
+        prompt_scores = [e.prompt_scores for e in emissions if e.prompt_scores is not None]
+        if prompt_scores:
+            choice["prompt_logprobs"] = [None, *_by_token_id(TokenScores.joined(prompt_scores), self._tokenizer)]
+        return choice
+
+    def _logprobs(self, index: int, emissions: Sequence[Emission], *, with_prompt: bool) -> dict[str, Any] | None:
+        tokens: list[str] = []
+        token_logprobs: list[float | None] = []
+        top_logprobs: list[dict[str, float] | None] = []
+        parts = [e.scores for e in emissions if e.scores is not None]
+        prompt_parts = [e.prompt_scores for e in emissions if e.prompt_scores is not None]
+        if with_prompt and (prompt_parts or parts):
+            tokens.append(self._tokenizer.token_text(self._prompts[index].token_ids[0]))
+            token_logprobs.append(None)
+            top_logprobs.append(None)
+            parts = prompt_parts + parts
+        if not parts and not tokens:
+            return None
+        for part in parts:
+            tokens += map(self._tokenizer.token_text, part.token_ids.tolist())
+            token_logprobs += part.logprobs.tolist()
+            top_logprobs += _by_token_text(part, self._tokenizer)
+        offsets = []
+        for token in tokens:
+            offsets.append(self._offsets[index])
+            self._offsets[index] += len(token)
+        return {
+            "tokens": tokens,
+            "token_logprobs": token_logprobs,
+            "top_logprobs": top_logprobs,
+            "text_offset": offsets,
+        }
+
+
+class ChatWriter:
+    """Bodies of ``/v1/chat/completions``."""
+
+    def __init__(self, header: Header, tokenizer: Tokenizer, prompt: Prompt) -> None:
+        self._header = header
+        self._tokenizer = tokenizer
+        self._prompt = prompt
+        self._started = False
+
+    def chunk(self, index: int, emission: Emission) -> dict[str, Any]:
+        delta: dict[str, Any] = {"content": emission.text}
+        if not self._started:
+            delta = {"role": "assistant"} | delta
+        self._started = True
+        return self._body("chat.completion.chunk", [self._choice(index, [emission]) | {"delta": delta}])
+
+    def whole(self, outputs: Sequence[Sequence[Emission]]) -> dict[str, Any]:
+        (emissions,) = outputs
+        text = "".join(e.text for e in emissions)
+        message = {"role": "assistant", "content": text, "refusal": None}
+        num_output = sum(len(e.token_ids) for e in emissions)
+        body = self._body("chat.completion", [self._choice(0, emissions) | {"message": message}])
+        return body | {"usage": usage([self._prompt], num_output)}
+
+    def usage_chunk(self, num_output_tokens: int) -> dict[str, Any]:
+        return self._body("chat.completion.chunk", []) | {"usage": usage([self._prompt], num_output_tokens)}
+
+    def _body(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        header = self._header
+        return {
+            "id": f"chatcmpl-{header.response_id}",
+            "object": kind,
+            "created": header.created_unix_s,
+            "model": header.model,
+            "choices": choices,
+        }
+
+    def _choice(self, index: int, emissions: Sequence[Emission]) -> dict[str, Any]:
+        finish = emissions[-1].finish
+        parts = [e.scores for e in emissions if e.scores is not None]
+        content = [entry for part in parts for entry in self._entries(part)]
+        return {
+            "index": index,
+            "logprobs": {"content": content, "refusal": None} if parts else None,
+            "finish_reason": None if finish is None else finish.value,
+        }
+
+    def _entries(self, scores: TokenScores) -> list[dict[str, Any]]:
+        tops = zip(scores.top_ids.tolist(), scores.top_logprobs.tolist(), strict=True)
+        return [
+            self._entry(token_id, logprob)
+            | {"top_logprobs": [self._entry(i, value) for i, value in zip(ids, values, strict=True)]}
+            for token_id, logprob, (ids, values) in zip(
+                scores.token_ids.tolist(), scores.logprobs.tolist(), tops, strict=True
+            )
+        ]
+
+    def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
+        tokenizer = self._tokenizer
+        return {
+            "token": tokenizer.token_text(token_id),
+            "logprob": logprob,
+            "bytes": list(tokenizer.token_bytes(token_id)),
+        }
+
+
+def usage(prompts: Sequence[Prompt], num_output_tokens: int) -> dict[str, int]:
+    """OpenAI's ``usage`` object."""
+    num_prompt_tokens = sum(len(p.token_ids) for p in prompts)
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_output_tokens,
+        "total_tokens": num_prompt_tokens + num_output_tokens,
+    }
+
+
+def _by_token_text(scores: TokenScores, tokenizer: Tokenizer) -> list[dict[str, float] | None]:
+    """OpenAI's older form. Of tokens with equal text the likeliest one counts; the token at hand is always there."""
+    rows: list[dict[str, float] | None] = []
+    tops = zip(scores.top_ids.tolist(), scores.top_logprobs.tolist(), strict=True)
+    for token_id, logprob, (ids, values) in zip(
+        scores.token_ids.tolist(), scores.logprobs.tolist(), tops, strict=True
+    ):
+        row: dict[str, float] = {}
+        for top_id, value in zip(ids, values, strict=True):
+            row.setdefault(tokenizer.token_text(top_id), value)
+        row.setdefault(tokenizer.token_text(token_id), logprob)
+        rows.append(row)
+    return rows
+
+
+def _by_token_id(scores: TokenScores, tokenizer: Tokenizer) -> list[dict[str, dict[str, Any]]]:
+    """vLLM's ``prompt_logprobs``: keyed by token id, the token at hand included."""
+
+    def entry(token_id: int, logprob: float, rank: int) -> dict[str, Any]:
+        return {"logprob": logprob, "rank": rank, "decoded_token": tokenizer.token_text(token_id)}
+
+    rows = []
+    chosen = zip(scores.token_ids.tolist(), scores.logprobs.tolist(), scores.ranks.tolist(), strict=True)
+    tops = zip(scores.top_ids.tolist(), scores.top_logprobs.tolist(), strict=True)
+    for (token_id, logprob, rank), (ids, values) in zip(chosen, tops, strict=True):
+        row = {str(i): entry(i, value, at) for at, (i, value) in enumerate(zip(ids, values, strict=True), start=1)}
+        row[str(token_id)] = entry(token_id, logprob, rank)
+        rows.append(row)
+    return rows

@@ -1,0 +1,97 @@
+"""From a plan to logits: lays the scheduled tokens out as one flat batch and runs the model over it.
+
+Called by the core once a step. Which rows' logits are wanted, and for what, is decided here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trimtab.engine.embedded.batch import SequenceSlice, StepBatch
+from trimtab.engine.embedded.blocks import BlockAllocator
+from trimtab.engine.embedded.kv_pool import KVPool
+from trimtab.engine.embedded.model import LlamaModel
+from trimtab.engine.embedded.scheduler import ScheduledSequence, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class EntryRows:
+    """Rows of the step's logits that belong to one entry.
+
+    ``score`` rows predict the prompt tokens from ``first_scored`` on; ``sample`` rows predict the first output token
+    after the entry's tokens and, with drafts, one more token after each of them.
+    """
+
+    score: range
+    first_scored: int
+    sample: range
+
+
+@dataclass(frozen=True, slots=True)
+class StepLogits:
+    """``logits`` is [num_rows, vocab] float32; ``rows`` has one item for each entry of the plan."""
+
+    logits: Tensor
+    rows: tuple[EntryRows, ...]
+
+
+class Runner:
+    """Runs plans on one model and one KV pool."""
+
+    def __init__(self, model: LlamaModel, kv: KVPool, blocks: BlockAllocator) -> None:
+        self._model = model
+        self._kv = kv
+        self._blocks = blocks
+
+    def run(self, plan: StepPlan) -> StepLogits:
+        """One pass over all entries. Writes their keys and values into the pool."""
+        token_ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        logit_rows: list[int] = []
+        slices: list[SequenceSlice] = []
+        rows: list[EntryRows] = []
+        for entry in plan.entries:
+            sequence = entry.sequence
+            start = sequence.num_computed_tokens
+            fed = sequence.token_ids[start : start + entry.num_tokens] + entry.drafts
+            table = self._blocks.table(sequence.sequence_id)
+            query_start, stop = len(token_ids), start + len(fed)
+            token_ids += fed
+            positions += range(start, stop)
+            slots += [self._slot(table, position) for position in range(start, stop)]
+            covering = table[: self._blocks.blocks_for(stop)]
+            slices.append(SequenceSlice(query_start, len(fed), stop, covering))
+            rows.append(_wanted_rows(entry, query_start, logit_rows))
+        batch = StepBatch(
+            token_ids=torch.tensor(token_ids, dtype=torch.int64),
+            positions=torch.tensor(positions, dtype=torch.int64),
+            slots=torch.tensor(slots, dtype=torch.int64),
+            sequences=tuple(slices),
+            logit_rows=torch.tensor(logit_rows, dtype=torch.int64),
+        )
+        return StepLogits(self._model.forward(batch, self._kv), tuple(rows))
+
+    def _slot(self, table: tuple[int, ...], position: int) -> int:
+        size = self._blocks.block_size
+        return table[position // size] * size + position % size
+
+
+def _wanted_rows(entry: ScheduledSequence, query_start: int, logit_rows: list[int]) -> EntryRows:
+    """Appends the entry's batch rows whose logits are wanted; returns where they will be in the logits."""
+    sequence = entry.sequence
+    start = sequence.num_computed_tokens
+    first_scored = max(sequence.num_scored_tokens, start + 1)
+    stop_scored = min(start + entry.num_tokens + 1, sequence.num_prompt_tokens) if sequence.scores_prompt else 0
+    num_before = len(logit_rows)
+    # The row of position p predicts position p + 1.
+    logit_rows += (query_start + position - 1 - start for position in range(first_scored, stop_scored))
+    num_scored = len(logit_rows) - num_before
+    if entry.completes and sequence.max_output_tokens > 0:
+        last = query_start + entry.num_tokens - 1
+        logit_rows += range(last, last + len(entry.drafts) + 1)
+    scored_until = num_before + num_scored
+    return EntryRows(range(num_before, scored_until), first_scored, range(scored_until, len(logit_rows)))

@@ -1,0 +1,39 @@
+"""One sequence as the scheduler sees it: its tokens and how many of them are in the KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Prompt and output in one list. Compared by identity; owned by the engine thread.
+
+    A sequence whose only token outside the cache is its last one decodes; with more of them it prefills (a prompt, or
+    everything again after a preemption).
+    """
+
+    sequence_id: int
+    token_ids: list[int]
+    num_prompt_tokens: int
+    max_output_tokens: int
+    scores_prompt: bool = False  # logits of prompt positions are wanted, so its prefill takes scored rows
+    num_scored_tokens: int = 1  # prompt tokens whose log-probabilities are known; the first token has none
+    num_computed_tokens: int = 0  # tokens whose keys and values are in the cache
+    admission: int = -1  # grows by one an admission: the highest among the running was admitted last
+    last_step: int = -1  # the step in which it was last scheduled
+    num_preemptions: int = 0
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Tokens that must still go through the model before the next one can be sampled."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def max_cached_tokens(self) -> int:
+        """The most cache positions that it can ever need: its last output token is never fed back."""
+        return max(self.num_prompt_tokens, self.num_prompt_tokens + self.max_output_tokens - 1)
