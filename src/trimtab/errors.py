@@ -70,7 +70,11 @@ class EngineError(TrimtabError):
 
 
 class EngineStartError(EngineError):
-    """An engine process did not become ready."""
+    """An engine process did not become ready. ``exit_code`` is ``None`` while it is alive, or when unknown."""
+
+    def __init__(self, message: str, *, exit_code: int | None = None) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class EngineCallError(EngineError):
