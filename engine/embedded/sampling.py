@@ -1,8 +1,8 @@
 """From logits to token ids. A draw depends on the request's seed and the token's position only.
 
 The core calls ``sample`` once a step. Each draw takes one number of the counter-based generator Philox (Salmon et
-al., 2011, "Parallel random numbers: as easy as 1, 2, 3"), keyed by the seed, at the position as its counter. So a text
-never depends on who else is in the batch, on preemption or on speculation.
+al., 2011, "Parallel random numbers: as easy as 1, 2, 3"), keyed by the seed, at the position as its counter. So a
+text never depends on who else is in the batch, on preemption or on speculation.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Continuous batching (Yu et al., Orca, OSDI 2022) with chunked prefill (Agrawal et al., Sarathi-Serve, OSDI 2024): a
 step has one token budget; decodes take theirs first, so that no prompt stalls them, then prompts in the order of
-their admission, then new sequences in the order of their arrival. When a decode finds no free block, the sequence that was
-admitted last gives all of its blocks back and is computed again later (preemption by recompute).
+their admission, then new sequences in the order of their arrival. When a decode finds no free block, the sequence
+that was admitted last gives all of its blocks back and is computed again later (preemption by recompute).
 
 The core calls it between steps, from one thread. Pure Python; it never sees a tensor.
 """
@@ -78,7 +78,7 @@ class Scheduler:
         self._running: list[Sequence] = []
         self._admitting = True
         self._num_admissions = 0
-        self._num_steps = 0
+        self._num_turns = 0
 
     @property
     def num_waiting(self) -> int:
@@ -95,10 +95,11 @@ class Scheduler:
             RequestError: even alone it could not fit into the pool.
         """
         if sequence.max_cached_tokens > self.blocks.capacity_tokens:
+            capacity = self.blocks.capacity_tokens
             raise RequestError(
-                f"{sequence.num_prompt_tokens} prompt tokens and max_tokens {sequence.max_output_tokens} never fit into "
-                f"this engine's KV cache of {self.blocks.capacity_tokens} tokens; shorten the prompt or lower max_tokens",
-                param="max_tokens" if sequence.num_prompt_tokens <= self.blocks.capacity_tokens else "prompt",
+                f"{sequence.num_prompt_tokens} prompt tokens and max_tokens {sequence.max_output_tokens} never fit "
+                f"into this engine's KV cache of {capacity} tokens; shorten the prompt or lower max_tokens",
+                param="max_tokens" if sequence.num_prompt_tokens <= capacity else "prompt",
                 code="context_length_exceeded",
             )
         self._waiting.append(sequence)
@@ -106,7 +107,6 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """Plans the next step. The plan is empty only when nothing is waiting or running."""
         plan = StepPlan(self.limits.max_num_batched_tokens)
-        self._num_steps += 1
         self._schedule_decodes(plan)
         self._schedule_prefills(plan)
         self._admit(plan)
@@ -138,7 +138,7 @@ class Scheduler:
 
     def _schedule_decodes(self, plan: StepPlan) -> None:
         # Those that a small budget left out of the last step come first.
-        for sequence in sorted(self._running, key=lambda s: (s.last_step, s.admission)):
+        for sequence in sorted(self._running, key=lambda s: s.turn):
             if plan.budget_left_tokens == 0:
                 return
             if sequence.num_pending_tokens == 1 and self._make_room(plan, sequence):
@@ -186,7 +186,8 @@ class Scheduler:
     def _add(self, plan: StepPlan, sequence: Sequence, num_tokens: int) -> None:
         plan.entries.append(ScheduledSequence(sequence, num_tokens))
         plan.budget_left_tokens -= num_tokens
-        sequence.last_step = self._num_steps
+        sequence.turn = self._num_turns
+        self._num_turns += 1
 
     def _make_room(self, plan: StepPlan, sequence: Sequence) -> bool:
         """Gets the sequence a block for its pending token; ``False`` when it was preempted (now or before)."""

@@ -21,7 +21,7 @@ class Sequence:
     num_scored_tokens: int = 1  # prompt tokens whose log-probabilities are known; the first token has none
     num_computed_tokens: int = 0  # tokens whose keys and values are in the cache
     admission: int = -1  # grows by one an admission: the highest among the running was admitted last
-    last_step: int = -1  # the step in which it was last scheduled
+    turn: int = -1  # grows by one whenever any sequence is scheduled: the lowest has waited longest
     num_preemptions: int = 0
 
     @property

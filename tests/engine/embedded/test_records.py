@@ -1,0 +1,40 @@
+"""Timelines become records; the ring forgets the oldest and says how many."""
+
+from trimtab.engine.contract import RequestOutcome
+from trimtab.engine.embedded.records import Ending, RecordRing, Timeline
+
+ENDING = Ending("r", RequestOutcome.SUCCEEDED, 10, 3)
+
+
+def test_a_record_has_the_times_of_its_timeline() -> None:
+    timeline = Timeline(100.0, 5000.0)
+    timeline.admitted_s = 100.5
+    assert timeline.note_tokens(101.0) is None
+    assert timeline.note_tokens(101.25) == 0.25
+    assert timeline.note_tokens(103.0) == 1.75
+    timeline.note_decode_step(0.2, 4)
+    timeline.note_decode_step(0.4, 2)
+    record = timeline.record(ENDING, 103.0)
+    assert (record.queue_s, record.ttft_s, record.tpot_s, record.max_itl_s) == (0.5, 1.0, 1.0, 1.75)
+    assert (record.duration_s, record.finished_unix_s) == (3.0, 5003.0)
+    assert record.mean_batch_size == 3.0
+    assert abs((record.mean_step_s or 0) - 0.3) < 1e-9
+
+
+def test_figures_that_do_not_exist_are_none() -> None:
+    record = Timeline(1.0, 1.0).record(Ending("r", RequestOutcome.CANCELLED, 10, 0), 2.0)
+    assert (record.queue_s, record.ttft_s, record.tpot_s, record.max_itl_s) == (None, None, None, None)
+    assert (record.mean_batch_size, record.mean_step_s) == (None, None)
+
+
+def test_the_ring_pages_by_cursor_and_counts_what_it_dropped() -> None:
+    ring = RecordRing(capacity=3)
+    assert ring.since(0).next_cursor == 0
+    for _ in range(5):
+        ring.add(Timeline(1.0, 1.0).record(ENDING, 2.0))
+    page = ring.since(0)
+    assert ([r.sequence for r in page.records], page.next_cursor, page.num_dropped) == ([3, 4, 5], 5, 2)
+    page = ring.since(4)
+    assert ([r.sequence for r in page.records], page.num_dropped) == ([5], 0)
+    assert ring.since(5).records == ()
+    assert [r.sequence for r in ring.since(99).records] == [3, 4, 5]
