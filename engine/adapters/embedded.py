@@ -136,6 +136,7 @@ class EmbeddedAdapter:
 
     catalogue: KnobCatalogue = CATALOGUE
     metric_names: MetricNames = METRIC_NAMES
+    memory_exit_codes: tuple[int, ...] = (5,)
 
     def command(self, launch: Launch) -> Command:
         argv = [

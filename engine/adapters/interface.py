@@ -66,6 +66,11 @@ class EngineAdapter(Protocol):
     @property
     def metric_names(self) -> MetricNames: ...
 
+    @property
+    def memory_exit_codes(self) -> tuple[int, ...]:
+        """The exit codes by which this engine says that memory ran out."""
+        ...
+
     def command(self, launch: Launch) -> Command:
         """The command line that starts this engine with ``launch.configuration``."""
         ...
