@@ -67,6 +67,11 @@ class FakeEngine:
     async def stop(self) -> None:
         """Closes every connection at once, like a crash."""
         if self._runner is not None:
+            for site in list(self._runner.sites):
+                await site.stop()
+            # A connection accepted a moment ago reaches its handler first, and is then closed like the others.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
             await self._runner.cleanup()
             self._runner = None
 

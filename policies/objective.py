@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from trimtab.policies.figures import TrialFigures
 from trimtab.policies.manifest import Objective, ObjectiveMetric
 
@@ -35,8 +37,8 @@ def unit(objective: Objective) -> str:
     }[objective.metric]
 
 
-def direction(objective: Objective) -> str:
-    """``maximize`` or ``minimize``."""
+def direction(objective: Objective) -> Literal["maximize", "minimize"]:
+    """Which way the score is better."""
     return "maximize" if objective.larger_is_better else "minimize"
 
 

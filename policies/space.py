@@ -28,7 +28,7 @@ CONTENT_DEPENDENT = frozenset({"speculative_method", "speculative_k"})
 
 
 class Chooser(Protocol):
-    """Chooses one value. Optuna's ``Trial`` has this shape."""
+    """Chooses one value of one knob."""
 
     def suggest_int(self, name: str, low: int, high: int, *, log: bool = False) -> int: ...
 
