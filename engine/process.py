@@ -81,6 +81,11 @@ def spawn(spec: ProcessSpec, record: Callable[[ProcessRecord], None]) -> Process
     return made
 
 
+def own_record() -> ProcessRecord:
+    """This very process, as ``spawn`` recorded it; a process that ``spawn`` did not start has an empty nonce."""
+    return ProcessRecord(os.getpid(), _start_ticks(os.getpid()) or 0, os.environ.get(NONCE_VARIABLE, ""))
+
+
 def is_running(record: ProcessRecord) -> bool:
     """Whether the recorded process is alive. A zombie is not."""
     if _start_ticks(record.pid) != record.start_ticks:
@@ -147,7 +152,7 @@ def _start_ticks(pid: int) -> int | None:
 
 
 def _nonce(pid: int) -> str | None:
-    """The nonce in the process's environment; ``None`` where it cannot be read."""
+    """The nonce in the process's environment (empty: none); ``None`` where it cannot be read."""
     try:
         environ = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -156,4 +161,4 @@ def _nonce(pid: int) -> str | None:
         name, _, value = item.partition(b"=")
         if name == NONCE_VARIABLE.encode():
             return value.decode()
-    return None
+    return ""

@@ -26,12 +26,11 @@ class ReplicaState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSpec:
-    """One engine process to be. ``cpus`` empty means all; ``inject`` is a labelled fault, ``None`` in honest ones."""
+    """One engine process to be. ``inject`` is a labelled fault, ``None`` in every honest one."""
 
     role: ReplicaRole
     label: str
     configuration: Configuration
-    cpus: tuple[int, ...]
     inject: str | None = None
 
 

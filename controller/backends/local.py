@@ -14,6 +14,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from trimtab.controller.backends.interface import ReplicaRole, ReplicaSpec, ReplicaState, ReplicaStatus
+from trimtab.controller.cores import CoreSets
 from trimtab.controller.store.store import Store
 from trimtab.controller.store.tables import ProcessRow
 from trimtab.engine.adapters.interface import EngineAdapter, EngineClient, Launch
@@ -35,6 +36,15 @@ class ModelOnDisk:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where this backend's replicas run: on which cores, with which model, logging where."""
+
+    model: ModelOnDisk
+    cores: CoreSets
+    logs: Path
+
+
 @dataclass(slots=True)
 class _Seen:
     """What this controller process has seen of a replica; rebuilt by looking after a restart."""
@@ -49,14 +59,13 @@ class _Seen:
 class LocalBackend:
     """The local backend of one target."""
 
-    def __init__(
-        self, store: Store, adapter: EngineAdapter, http: aiohttp.ClientSession, logs: Path, model: ModelOnDisk
-    ) -> None:
+    def __init__(self, store: Store, adapter: EngineAdapter, http: aiohttp.ClientSession, place: Place) -> None:
         self._store = store
         self._adapter = adapter
         self._http = http
-        self._logs = logs
-        self._model = model
+        self._logs = place.logs
+        self._model = place.model
+        self._cores = place.cores
         self._seen: dict[int, _Seen] = {}
 
     def start(self, spec: ReplicaSpec, on_record: Callable[[Session, int], None]) -> int:
@@ -67,12 +76,13 @@ class LocalBackend:
                 self._model.path, self._model.name, spec.configuration, port, admin_port, token, inject=spec.inject
             )
         )
+        cpus = self._free_cores(spec.role)
         log_path = self._logs / f"{spec.role}-{secrets.token_hex(4)}.log"
         row = ProcessRow(
             role=spec.role,
             label=spec.label,
             log_path=str(log_path),
-            cpus=list(spec.cpus),
+            cpus=list(cpus),
             base_url=f"http://127.0.0.1:{port}",
             admin_url=f"http://127.0.0.1:{admin_port}",
             admin_token=token,
@@ -81,13 +91,13 @@ class LocalBackend:
             inject=spec.inject,
         )
         spawn(
-            ProcessSpec(command.argv, command.env, spec.cpus, log_path),
+            ProcessSpec(command.argv, command.env, cpus, log_path),
             lambda made: record_process(self._store, row, made, on_record),
         )
         return row.id
 
     async def status(self, process_id: int) -> ReplicaStatus:
-        row = self._row(process_id)
+        row = self.row(process_id)
         seen = self._seen.setdefault(process_id, _Seen())
         if row.ended_unix_s is not None or not is_running(process_of(row)):
             return ReplicaStatus(ReplicaState.LOST, self._why_ended(row), 0)
@@ -107,7 +117,7 @@ class LocalBackend:
         return ReplicaStatus(ReplicaState.LOST, f"the {row.label} lost its readiness", in_flight)
 
     async def records(self, process_id: int, since_unix_s: float) -> list[RequestRecord] | None:
-        row = self._row(process_id)
+        row = self.row(process_id)
         seen = self._seen.setdefault(process_id, _Seen())
         try:
             page = await self._client(row).records_since(seen.cursor)
@@ -119,7 +129,7 @@ class LocalBackend:
         return None if seen.lost_records else list(seen.records)
 
     async def stop(self, process_id: int, grace_s: float) -> None:
-        row = self._row(process_id)
+        row = self.row(process_id)
         await asyncio.to_thread(terminate, process_of(row), grace_s)
         with self._store.write() as session:
             ended = session.get_one(ProcessRow, process_id)
@@ -133,14 +143,22 @@ class LocalBackend:
             )
             return {row.id: row.role for row in rows}
 
-    def endpoint(self, process_id: int) -> EngineEndpoint:
-        """Where a replica is reached."""
-        return endpoint_of(self._row(process_id))
+    def exit_code(self, process_id: int) -> int | None:
+        """The exit code of a replica of this controller process that has ended; ``None`` when alive or unknown."""
+        return exit_code(process_of(self.row(process_id)))
 
     def _client(self, row: ProcessRow) -> EngineClient:
         return self._adapter.client(self._http, endpoint_of(row))
 
-    def _row(self, process_id: int) -> ProcessRow:
+    def _free_cores(self, role: ReplicaRole) -> tuple[int, ...]:
+        """A slot that no running engine has; the first when all are taken (or are the same, by sharing)."""
+        if role is ReplicaRole.TRIAL and self._cores.trial is not None:
+            return self._cores.trial
+        taken = {tuple(self.row(process_id).cpus) for process_id in self.running()}
+        return next((slot for slot in self._cores.slots if slot not in taken), self._cores.slots[0])
+
+    def row(self, process_id: int) -> ProcessRow:
+        """The stored row of a replica."""
         with self._store.read() as session:
             return session.get_one(ProcessRow, process_id)
 

@@ -58,13 +58,13 @@ class Parts:
 class Reconciler:
     """The reconciler of one target."""
 
-    def __init__(self, parts: Parts, target: str, replica_cpus: tuple[int, ...]) -> None:
+    def __init__(self, parts: Parts, target: str) -> None:
         self._parts = parts
         self._target = target
-        self._replica_cpus = replica_cpus
         self._applied: tuple[Route, ...] | None = None
         self._applied_unix_s = 0.0
         self._quiet_since: float | None = None
+        self.serving = False  # whether the last pass found the weights in force
 
     async def pass_once(self) -> bool:
         """One pass; returns whether the state moved on. Raises what its parts raise; the caller tries again."""
@@ -78,6 +78,7 @@ class Reconciler:
         statuses = await self._look_at_arms(target, rollout, wanted)
         weights = serving_weights(wanted, statuses)
         in_force = weights is not None and await self._move_weights(target, rollout, weights)
+        self.serving = in_force
         if in_force:
             await self._end_unwanted(target, rollout, wanted)
         if rollout is None or state is None:
@@ -110,7 +111,6 @@ class Reconciler:
             ReplicaRole.REPLICA,
             f"{arm} of rollout {rollout.id}" if rollout and arm is not Arm.STABLE else f"{arm} replica",
             self._parts.catalogue.configuration(canary.configuration if canary else target.stable_configuration),
-            self._replica_cpus,
             canary.inject if canary else None,
         )
 

@@ -15,10 +15,10 @@ from trimtab.engine.scrape import Figures, Histogram
 
 @dataclass(frozen=True, slots=True)
 class Percentile:
-    """The bucket that holds a percentile, in seconds: above ``low_s`` and up to ``high_s`` (may be infinite)."""
+    """The bucket that holds a percentile, in seconds: above ``low_s`` and up to ``high_s`` (``None``: unbounded)."""
 
     low_s: float
-    high_s: float
+    high_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def _percentile(readings: Sequence[tuple[Figures, Figures]], name: str, share: f
     low_s = 0.0
     for bound in sorted(counts):
         if counts[bound] >= share * total:
-            return Percentile(low_s, bound)
+            return Percentile(low_s, bound if math.isfinite(bound) else None)
         low_s = bound
     return None
 

@@ -1,0 +1,180 @@
+"""The main loop of one target: observe, decide, search, canary, record, again and again.
+
+Each turn is level-triggered: it reads what is stored and does the next thing. The slow work (an experiment) runs in a
+task of its own, so that rollouts and replicas are looked after meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import structlog
+from sqlalchemy import select
+
+from trimtab.controller.rollout.reconcile import Reconciler
+from trimtab.controller.rollout.repository import RolloutRequest, Rollouts
+from trimtab.controller.schedule import is_due
+from trimtab.controller.store.store import Store
+from trimtab.controller.store.tables import ExperimentRow, TargetRow
+from trimtab.controller.telemetry.source import MetricsSource
+from trimtab.controller.telemetry.window import TrafficWindow
+from trimtab.controller.tuner import Tuner, Winner
+from trimtab.engine.contract import Configuration, KnobCatalogue, KnobValue
+from trimtab.errors import ExperimentError, MetricsError, RolloutError, TrimtabError
+from trimtab.policies.manifest import TuningPolicy
+
+log = structlog.get_logger(__name__)
+
+TURN_PERIOD_S = 0.5
+OBSERVE_PERIOD_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoopParts:
+    """What the loop works with; ``controller.wiring`` supplies it."""
+
+    store: Store
+    target: str
+    catalogue: KnobCatalogue
+    reconciler: Reconciler
+    rollouts: Rollouts
+    tuner: Tuner
+    source: MetricsSource
+    announce_replicas: Callable[[], None]  # writes the file from which Prometheus learns what to scrape
+
+
+@dataclass(frozen=True, slots=True)
+class LoopStatus:
+    """What the loop knows beyond the store. ``problem`` is what the last turn could not do, for people."""
+
+    target: str
+    serving: bool
+    traffic: TrafficWindow | None
+    problem: str | None
+
+
+class ControlLoop:
+    """One target's loop, and what the console may ask of it."""
+
+    def __init__(self, parts: LoopParts) -> None:
+        self.store = parts.store
+        self.rollouts = parts.rollouts
+        self.tuner = parts.tuner
+        self._parts = parts
+        self._target = parts.target
+        self._traffic: TrafficWindow | None = None
+        self._problem: str | None = None
+        self._observed_unix_s = 0.0
+        self._started_unix_s = parts.store.now()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Turns until ``stop``; a turn that fails is told and tried again."""
+        self.tuner.resume()
+        while not stop.is_set():
+            moved = False
+            try:
+                moved = await self._turn()
+                self._problem = None
+            except TrimtabError as error:
+                if str(error) != self._problem:
+                    log.error("turn failed", error=str(error))
+                self._problem = str(error)
+            if not moved:
+                await _wait(stop, TURN_PERIOD_S)
+        await self.tuner.interrupt()
+
+    async def _turn(self) -> bool:
+        """One turn; returns whether the rollout moved on, so that the next one follows at once."""
+        moved = await self._parts.reconciler.pass_once()
+        await self._observe()
+        self._decide()
+        winner = self.tuner.take_winner()
+        if winner is not None:
+            self._promote(winner)
+        return moved
+
+    async def _observe(self) -> None:
+        if self.store.now() - self._observed_unix_s < OBSERVE_PERIOD_S:
+            return
+        self._observed_unix_s = self.store.now()
+        self._parts.announce_replicas()
+        try:
+            self._traffic = await self._parts.source.window()
+        except MetricsError as error:
+            self._traffic = None  # missing figures are shown as missing
+            log.warning("no live figures", error=str(error))
+
+    def _decide(self) -> None:
+        """Starts an experiment when the policy's schedule is due and nothing else is under way."""
+        triggers = self._policy().spec.triggers
+        if triggers.schedule is None or self.tuner.is_busy() or self.rollouts.active() is not None:
+            return
+        with self.store.read() as session:
+            newest = session.scalars(select(ExperimentRow).order_by(ExperimentRow.id.desc()).limit(1)).first()
+        last_unix_s = newest.started_unix_s if newest else self._started_unix_s
+        cooled = newest is None or self.store.now() - last_unix_s >= triggers.cooldown
+        if cooled and is_due(triggers.schedule, last_unix_s, self.store.now()):
+            self.start_experiment("schedule")
+
+    def _promote(self, winner: Winner) -> None:
+        """Starts the canary of an experiment's winner, where the policy lets it."""
+        if self._policy().spec.rollout.approval == "manual":
+            log.info("winner waits for a person", configuration=winner.configuration.id)
+            return
+        self.rollouts.start(RolloutRequest(winner.configuration, f"experiment {winner.experiment_id}", "loop"))
+
+    def start_rollout(self, configuration: Configuration, origin: str, *, inject: str | None) -> int:
+        """Starts a person's rollout and returns its id.
+
+        Raises:
+            RolloutError: the configuration has not passed the offline gate, or a rollout is under way.
+        """
+        if self.tuner.is_busy():
+            raise RolloutError("an experiment is running; wait for its end")
+        gate = self.tuner.gate(configuration.id)
+        if gate is None:
+            raise RolloutError(
+                f"configuration {configuration.id} has not been through the offline gate; check it first"
+            )
+        if not gate.passed:
+            raise RolloutError(
+                f"configuration {configuration.id} failed the offline gate: {gate.detail.get('reason')}"
+            )
+        return self.rollouts.start(RolloutRequest(configuration, origin, "person", inject))
+
+    def configuration(self, knobs: Mapping[str, KnobValue]) -> Configuration:
+        """``knobs`` on top of the stable configuration. Raises ``KnobError``."""
+        with self.store.read() as session:
+            stable = session.get_one(TargetRow, self._target).stable_configuration
+        return self._parts.catalogue.configuration({**stable, **knobs})
+
+    def status(self) -> LoopStatus:
+        return LoopStatus(self._target, self._parts.reconciler.serving, self._traffic, self._problem)
+
+    def start_experiment(self, trigger: str) -> int:
+        """Starts a search and returns its id. Raises ``ExperimentError`` while something else is under way."""
+        self._refuse_during_a_rollout()
+        return self.tuner.start(trigger)
+
+    def start_gate(self, configuration: Configuration) -> None:
+        """Starts the offline gate of one configuration; ``tuner.gate`` has its outcome. Raises ``ExperimentError``."""
+        self._refuse_during_a_rollout()
+        self.tuner.start_gate(configuration)
+
+    def _refuse_during_a_rollout(self) -> None:
+        active = self.rollouts.active()
+        if active is not None:
+            raise ExperimentError(f"rollout {active.id} is {active.phase}: trials would disturb it; wait for its end")
+
+    def _policy(self) -> TuningPolicy:
+        with self.store.read() as session:
+            return TuningPolicy.model_validate(session.get_one(TargetRow, self._target).policy_manifest)
+
+
+async def _wait(stop: asyncio.Event, seconds: float) -> None:
+    try:
+        await asyncio.wait_for(stop.wait(), seconds)
+    except TimeoutError:
+        return

@@ -1,0 +1,67 @@
+"""Where the running controller is: one lock, one file. The command line finds it here."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from trimtab.errors import ControllerError
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """A running controller: its process and its API."""
+
+    pid: int
+    start_ticks: int  # with the nonce, names the process beyond doubt (engine.process)
+    nonce: str
+    url: str
+    token: str
+
+
+@contextmanager
+def sole_controller(home: Path) -> Iterator[None]:
+    """Holds the home's lock. Raises ``ControllerError`` while another process does; a kill releases it."""
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (home / "controller.lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ControllerError(f"a controller or a search already runs in {home}; see `trimtab status`") from error
+        (home / "controller.json").unlink(missing_ok=True)  # a killed one's
+        yield
+
+
+def is_present(home: Path) -> bool:
+    """Whether some process holds the home's lock."""
+    path = home / "controller.lock"
+    if not path.exists():
+        return False
+    with path.open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def announce(home: Path, presence: Presence) -> None:
+    """Writes the file that the command line reads, for its owner only."""
+    path = home / "controller.json"
+    temporary = path.with_suffix(".tmp")
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        json.dump(asdict(presence), file)
+    os.replace(temporary, path)
+
+
+def find(home: Path) -> Presence:
+    """The running controller. Raises ``ControllerError`` when there is none."""
+    path = home / "controller.json"
+    if not is_present(home) or not path.exists():
+        raise ControllerError(f"no controller runs in {home}; start one with `trimtab up`")
+    return Presence(**json.loads(path.read_text()))
