@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
-import psutil
 import structlog
 import torch
 import uvicorn
@@ -25,6 +24,7 @@ from trimtab.engine.embedded.core import EngineCore, Telemetry
 from trimtab.engine.embedded.engine_thread import EngineThread
 from trimtab.engine.embedded.generation import Emission, GenerationRequest
 from trimtab.engine.embedded.loader import LoadedModel, load_model
+from trimtab.engine.embedded.memory import available_bytes
 from trimtab.engine.embedded.metrics import EngineMetrics
 from trimtab.engine.embedded.records import RecordRing
 from trimtab.engine.embedded.sampling import SamplingParams
@@ -119,6 +119,9 @@ async def _serve(service: Service, settings: ServeSettings, sockets: Sockets, st
         for server, sock in zip(servers, (sockets.traffic, sockets.admin), strict=True)
     ]
     while not all(server.started for server in servers):
+        for task in tasks:
+            if task.done():
+                raise StartError(ExitCode.PORT, f"cannot listen: {task.exception() or 'the server stopped'}")
         await asyncio.sleep(0.01)
     _log.info(
         "ready",
@@ -190,11 +193,11 @@ def _load(settings: ServeSettings) -> LoadedModel:
 def _warm_core(settings: ServeSettings, loaded: LoadedModel) -> EngineCore:
     """Builds the core and runs one request through it, so that the first user pays for no first time."""
     wanted_bytes = int(settings.configuration["kv_cache_bytes"])
-    available_bytes = psutil.virtual_memory().available
-    if wanted_bytes > available_bytes:
+    free_bytes = available_bytes()
+    if wanted_bytes > free_bytes:
         raise StartError(
             ExitCode.MEMORY,
-            f"kv_cache_bytes is {wanted_bytes}, and {available_bytes} bytes of memory are available; lower it",
+            f"kv_cache_bytes is {wanted_bytes}, and {free_bytes} bytes of memory are available; lower it",
         )
     scratch = Telemetry(EngineMetrics(), RecordRing())
     try:

@@ -1,0 +1,86 @@
+"""What every benchmark shares: the row, the description of the machine, the file, and resuming by round."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure. ``against`` names what ``ratio`` divides by; ``low`` and ``high`` are the extremes of the rounds.
+
+    ``goal`` says in words what should hold; ``met`` whether it does. ``None``: there is no such thing.
+    """
+
+    case: str
+    value: float
+    unit: str
+    against: str | None = None
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    goal: str | None = None
+    met: bool | None = None
+
+
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """The options of every benchmark."""
+    made = argparse.ArgumentParser(description=doc)
+    made.add_argument("--quick", action="store_true", help="a minute instead of several; the figures are rougher")
+    made.add_argument("--json", type=Path, help="write the result here; a run that was cut short resumes from it")
+    return made
+
+
+def run_rounds(num_rounds: int, run_round: Callable[[int], dict[str, float]], json_path: Path | None) -> list[Any]:
+    """The results of all rounds. Each is saved when it ends, and a later run does only those that are missing."""
+    saved = None if json_path is None else json_path.with_suffix(".rounds.json")
+    rounds: list[Any] = json.loads(saved.read_text()) if saved is not None and saved.exists() else []
+    for number in range(len(rounds), num_rounds):
+        rounds.append(run_round(number))
+        if saved is not None:
+            saved.write_text(json.dumps(rounds))
+    return rounds[:num_rounds]
+
+
+def finish(name: str, rows: Sequence[Row], json_path: Path | None) -> None:
+    """Prints the rows, and writes them with machine and commit when a file is wanted."""
+    for row in rows:
+        ratio = "" if row.ratio is None else f", {row.ratio:.2f} x {row.against}"
+        spread = "" if row.low is None or row.high is None else f" [{row.low:.3g}, {row.high:.3g}]"
+        goal = "" if row.goal is None else f" (goal: {row.goal}: {'met' if row.met else 'missed'})"
+        print(f"{row.case}: {row.value:.4g} {row.unit}{spread}{ratio}{goal}")
+    if json_path is None:
+        return
+    body = {"name": name, "machine": machine(), "commit": commit(), "rows": [asdict(r) for r in rows]}
+    json_path.write_text(json.dumps(body, indent=1) + "\n")
+    json_path.with_suffix(".rounds.json").unlink(missing_ok=True)
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on."""
+    model = [x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")]
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "cpu": model[0].split(":", 1)[1].strip() if model else platform.machine(),
+        "num_cpus": len(os.sched_getaffinity(0)),
+        "memory_bytes": memory_bytes,
+        "system": platform.platform(),
+        "python": platform.python_version(),
+    }
+
+
+def commit() -> str:
+    """The checkout's commit, or ``unknown`` outside of one."""
+    try:
+        ended = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return ended.stdout.strip()
