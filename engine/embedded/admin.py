@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 from dataclasses import asdict
 from typing import Any
 
@@ -25,6 +24,8 @@ from trimtab.engine.embedded.http_edge import (
     handle_trimtab_error,
     handle_unexpected_error,
     read_json,
+    shows_token,
+    unauthorized,
 )
 from trimtab.engine.embedded.service import Service
 from trimtab.errors import EngineError, KnobError, RequestError, TrimtabError
@@ -59,19 +60,14 @@ class _TokenGuard:
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
-        self._expected = f"Bearer {token}".encode()
+        self._token = token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._is_allowed(scope):
-            message = "the admin port needs the header Authorization: Bearer TOKEN"
-            body = {"error": {"message": message, "type": "authentication_error", "param": None, "code": None}}
-            await JSONResponse(body, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
+        if scope["type"] == "http" and not shows_token(scope, self._token):
+            answer = unauthorized("the admin port needs the header Authorization: Bearer TOKEN")
+            await answer(scope, receive, send)
             return
         await self._app(scope, receive, send)
-
-    def _is_allowed(self, scope: Scope) -> bool:
-        shown = [value for name, value in scope["headers"] if name == b"authorization"]
-        return len(shown) == 1 and hmac.compare_digest(shown[0], self._expected)
 
 
 class _Endpoints:

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 
 import structlog
+import torch
 
 from trimtab.engine.contract import Configuration
 from trimtab.engine.embedded.core import EngineCore
@@ -105,6 +106,8 @@ class EngineThread:
 
     def _main(self) -> None:
         try:
+            # torch keeps the number of threads for each calling thread.
+            torch.set_num_threads(int(self._core.configuration["num_threads"]))
             self._loop()
         except BaseException as error:  # noqa: BLE001  the thread's edge: nobody else could report it
             self._fatal = f"{type(error).__name__}: {error}"

@@ -5,6 +5,7 @@ Both servers use the error bodies; the traffic server is wrapped in ``TrafficEdg
 
 from __future__ import annotations
 
+import hmac
 import json
 import re
 import secrets
@@ -23,6 +24,8 @@ MAX_BODY_BYTES = 4 * 1024 * 1024
 # A refused body is read on and thrown away up to here, so that a client that is still sending gets to see the answer.
 _MAX_DISCARDED_BYTES = 64 * 1024 * 1024
 
+_OPEN_PATHS = ("/health", "/ready")
+
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 _log = structlog.get_logger(__name__)
@@ -33,11 +36,15 @@ class BodyTooLargeError(RequestError):
 
 
 class TrafficEdge:
-    """ASGI middleware: sets ``request_id`` in the request's state, counts requests in flight until they are sent."""
+    """ASGI middleware: sets ``request_id`` in the request's state, counts requests in flight until they are sent.
 
-    def __init__(self, app: ASGIApp, gate: Gate) -> None:
+    With an ``api_key`` it lets only those in who show it; health checks are open to all.
+    """
+
+    def __init__(self, app: ASGIApp, gate: Gate, api_key: str | None) -> None:
         self._app = app
         self._gate = gate
+        self._api_key = api_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -51,12 +58,27 @@ class TrafficEdge:
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
             await send(message)
 
+        if self._api_key is not None and scope["path"] not in _OPEN_PATHS and not shows_token(scope, self._api_key):
+            await unauthorized("this engine needs the header Authorization: Bearer KEY")(scope, receive, send_with_id)
+            return
         counted = scope["method"] == "POST"
         self._gate.num_in_flight += counted
         try:
             await self._app(scope, receive, send_with_id)
         finally:
             self._gate.num_in_flight -= counted
+
+
+def shows_token(scope: Scope, token: str) -> bool:
+    """Whether the request carries the bearer token, compared in constant time."""
+    shown = [value for name, value in scope["headers"] if name == b"authorization"]
+    return len(shown) == 1 and hmac.compare_digest(shown[0], f"Bearer {token}".encode())
+
+
+def unauthorized(message: str) -> JSONResponse:
+    """The answer to a request without the token."""
+    body = {"error": {"message": message, "type": "authentication_error", "param": None, "code": "invalid_api_key"}}
+    return JSONResponse(body, 401, {"WWW-Authenticate": "Bearer"})
 
 
 async def read_json(request: Request) -> Any:

@@ -5,12 +5,14 @@ The server calls it. Log-probabilities stay arrays until here.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from trimtab.engine.embedded.generation import Emission
+from trimtab.engine.embedded.openai_protocol import Options
 from trimtab.engine.embedded.scoring import TokenScores
 from trimtab.engine.embedded.tokenizer import Tokenizer
 
@@ -51,11 +53,11 @@ class Writer(Protocol):
 class CompletionWriter:
     """Bodies of ``/v1/completions``. Stateful: text offsets and the echo go on from chunk to chunk."""
 
-    def __init__(self, header: Header, tokenizer: Tokenizer, prompts: Sequence[Prompt], *, echo: bool) -> None:
+    def __init__(self, header: Header, tokenizer: Tokenizer, prompts: Sequence[Prompt], options: Options) -> None:
         self._header = header
         self._tokenizer = tokenizer
         self._prompts = prompts
-        self._echo = echo
+        self._options = options
         self._offsets = [0] * len(prompts)
         self._started = [False] * len(prompts)
 
@@ -81,34 +83,35 @@ class CompletionWriter:
         }
 
     def _choice(self, index: int, emissions: Sequence[Emission]) -> dict[str, Any]:
-        prompt, first = self._prompts[index], not self._started[index]
+        first = not self._started[index]
         self._started[index] = True
-        text = (prompt.text if self._echo and first else "") + "".join(e.text for e in emissions)
+        echoes = first and self._options.echo
+        text = (self._prompts[index].text if echoes else "") + "".join(e.text for e in emissions)
         finish = emissions[-1].finish
         choice: dict[str, Any] = {
             "index": index,
             "text": text,
-            "logprobs": self._logprobs(index, emissions, with_prompt=self._echo and first),
+            "logprobs": self._logprobs(index, emissions, with_prompt=echoes),
             "finish_reason": None if finish is None else finish.value,
         }
-        prompt_scores = [e.prompt_scores for e in emissions if e.prompt_scores is not None]
-        if prompt_scores:
-            choice["prompt_logprobs"] = [None, *_by_token_id(TokenScores.joined(prompt_scores), self._tokenizer)]
+        if first and self._options.num_prompt_logprobs is not None:
+            # The first token has no probability, so a prompt of one token has no scores.
+            rows = [_by_token_id(e.prompt_scores, self._tokenizer) for e in emissions if e.prompt_scores is not None]
+            choice["prompt_logprobs"] = [None, *itertools.chain.from_iterable(rows)]
         return choice
 
     def _logprobs(self, index: int, emissions: Sequence[Emission], *, with_prompt: bool) -> dict[str, Any] | None:
+        if self._options.num_logprobs is None:
+            return None
         tokens: list[str] = []
         token_logprobs: list[float | None] = []
         top_logprobs: list[dict[str, float] | None] = []
         parts = [e.scores for e in emissions if e.scores is not None]
-        prompt_parts = [e.prompt_scores for e in emissions if e.prompt_scores is not None]
-        if with_prompt and (prompt_parts or parts):
+        if with_prompt:
             tokens.append(self._tokenizer.token_text(self._prompts[index].token_ids[0]))
             token_logprobs.append(None)
             top_logprobs.append(None)
-            parts = prompt_parts + parts
-        if not parts and not tokens:
-            return None
+            parts = [e.prompt_scores for e in emissions if e.prompt_scores is not None] + parts
         for part in parts:
             tokens += map(self._tokenizer.token_text, part.token_ids.tolist())
             token_logprobs += part.logprobs.tolist()

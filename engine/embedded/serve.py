@@ -113,7 +113,7 @@ async def _serve(service: Service, settings: ServeSettings, sockets: Sockets, st
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
-    servers = [_server(traffic_app(service)), _server(admin_app(service, settings.admin_token))]
+    servers = [_server(traffic_app(service, settings.api_key)), _server(admin_app(service, settings.admin_token))]
     tasks = [
         asyncio.create_task(server.serve(sockets=[sock]))
         for server, sock in zip(servers, (sockets.traffic, sockets.admin), strict=True)

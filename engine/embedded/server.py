@@ -36,8 +36,8 @@ _CLIENT_CLOSED_REQUEST = 499
 _SHORT_TEXT_CHARS = 4000
 
 
-def traffic_app(service: Service) -> Starlette:
-    """The ASGI application of the traffic port."""
+def traffic_app(service: Service, api_key: str | None) -> Starlette:
+    """The ASGI application of the traffic port. ``api_key`` ``None``: anyone who reaches the port may use it."""
     endpoints = _Endpoints(service)
     return Starlette(
         routes=[
@@ -49,7 +49,7 @@ def traffic_app(service: Service) -> Starlette:
             Route("/ready", endpoints.ready),
             Route("/metrics", endpoints.metrics),
         ],
-        middleware=[Middleware(TrafficEdge, gate=service.gate)],
+        middleware=[Middleware(TrafficEdge, gate=service.gate, api_key=api_key)],
         exception_handlers={
             TrimtabError: handle_trimtab_error,
             HTTPException: handle_http_error,
@@ -106,7 +106,7 @@ class _Endpoints:
         self._check_model(query.options)
         prompts = await self._completion_prompts(query)
         header = Header(arrival.request_id, self._service.model.name)
-        writer = CompletionWriter(header, self._service.model.tokenizer, prompts, echo=query.options.echo)
+        writer = CompletionWriter(header, self._service.model.tokenizer, prompts, query.options)
         return await self._respond(request, query.options, arrival, (prompts, writer))
 
     async def chat(self, request: Request) -> Response:

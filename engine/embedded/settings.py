@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from trimtab.engine.contract import Configuration
 from trimtab.engine.embedded import inject
 from trimtab.errors import KnobError
 
+API_KEY_VARIABLE = "TRIMTAB_ENGINE_API_KEY"
 DEFAULT_MAX_QUEUE = 256
 DEFAULT_DRAIN_TIMEOUT_S = 120.0
 
@@ -27,7 +29,11 @@ class UsageError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """What ``serve`` was asked to do. ``drain_timeout_s`` bounds how long SIGTERM waits for requests in flight."""
+    """What ``serve`` was asked to do.
+
+    ``drain_timeout_s`` bounds how long SIGTERM waits for requests in flight. ``api_key`` is what traffic must show as
+    its bearer token; ``None``, on loopback only: nothing.
+    """
 
     model_path: Path
     model_name: str
@@ -36,6 +42,7 @@ class ServeSettings:
     admin_host: str
     admin_port: int
     admin_token: str
+    api_key: str | None
     configuration: Configuration
     injection: inject.Injection | None
     max_queue: int
@@ -52,6 +59,11 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> ServeSetti
         raise UsageError(f"{ADMIN_TOKEN_VARIABLE} must be ASCII without white space")
     if arguments.port == arguments.admin_port and arguments.host == arguments.admin_host:
         raise UsageError(f"--port and --admin-port are both {arguments.port}; give two ports")
+    api_key = environ.get(API_KEY_VARIABLE) or None
+    if api_key is None and not _is_loopback(arguments.host):
+        raise UsageError(
+            f"--host {arguments.host} is reachable from outside: set {API_KEY_VARIABLE}, or use 127.0.0.1"
+        )
     return ServeSettings(
         model_path=arguments.model,
         model_name=arguments.model_name or arguments.model.stem,
@@ -60,11 +72,19 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> ServeSetti
         admin_host=arguments.admin_host,
         admin_port=arguments.admin_port,
         admin_token=token,
+        api_key=api_key,
         configuration=arguments.knobs,
         injection=arguments.inject,
         max_queue=arguments.max_queue,
         drain_timeout_s=arguments.drain_timeout_s,
     )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class _Parser(argparse.ArgumentParser):
