@@ -109,6 +109,7 @@ class Options:
     num_prompt_logprobs: int | None
     stream: bool
     include_usage: bool
+    continuous_usage: bool  # vLLM's extension: every chunk tells the usage so far
     echo: bool
 
     def sampling(self, num_fitting_tokens: int) -> SamplingParams:
@@ -187,6 +188,7 @@ def _options(
         raise RequestError(f"stop: {len(stops)} strings; accepted: at most {MAX_STOPS}", param="stop")
     if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options needs stream: true", param="stream_options")
+    stream_options = body.stream_options or _StreamOptions()
     return Options(
         model=body.model,
         max_output_tokens=max_output_tokens,
@@ -199,7 +201,8 @@ def _options(
         num_logprobs=num_logprobs,
         num_prompt_logprobs=num_prompt_logprobs,
         stream=bool(body.stream),
-        include_usage=body.stream_options is not None and body.stream_options.include_usage,
+        include_usage=stream_options.include_usage,
+        continuous_usage=stream_options.include_usage and stream_options.continuous_usage_stats,
         echo=echo,
     )
 

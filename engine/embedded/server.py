@@ -68,7 +68,7 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._output = output
         self._writer = writer
-        self._include_usage = options.include_usage
+        self._options = options
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -86,11 +86,14 @@ class EventStream(Response):
         try:
             async for index, emission in self._output.emissions():
                 num_output_tokens += len(emission.token_ids)
-                await _send_event(send, self._writer.chunk(index, emission))
+                chunk = self._writer.chunk(index, emission)
+                if self._options.continuous_usage:
+                    chunk["usage"] = self._writer.usage_chunk(num_output_tokens)["usage"]
+                await _send_event(send, chunk)
         except EngineError as error:
             await _send_event(send, error_body(error, "server_error"))
             return
-        if self._include_usage:
+        if self._options.include_usage:
             await _send_event(send, self._writer.usage_chunk(num_output_tokens))
 
 

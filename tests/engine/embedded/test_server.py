@@ -138,6 +138,15 @@ def test_stop_strings_work_in_streams(engine: Any) -> None:
     assert choices[-1]["finish_reason"] == "stop"
 
 
+def test_continuous_usage_counts_up(engine: Any) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"model": "tiny", "prompt": "count", "stream": True, "stream_options": options, "max_tokens": 5}
+    answer = engine.http.post("/v1/completions", json=body | {"ignore_eos": True})
+    events = [json.loads(x[6:]) for x in answer.text.splitlines() if x.startswith("data: {")]
+    assert [e["usage"]["completion_tokens"] for e in events] == [1, 2, 3, 4, 5, 5]
+    assert events[-1]["choices"] == []
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_disconnects_frees_its_blocks(engine: Any, stream: bool) -> None:
     before = engine.metric('trimtab_engine_requests_total{outcome="cancelled"}')
