@@ -46,9 +46,9 @@ class FakeHost:
         return HostedEngine(await engine.start(), configuration, name, ())
 
     async def stop(self, engine: HostedEngine) -> None:
-        fake = self.running.pop(engine.id, None)
-        if fake is not None:
-            await fake.stop()
+        if engine.id in self.running:
+            await self.running[engine.id].stop()
+            self.running.pop(engine.id, None)
 
     def exit_code(self, engine: HostedEngine) -> int | None:
         return self.exit_codes.get(engine.id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from trimtab.experiments.memory import ModelFacts
 from trimtab.experiments.quality import ReferenceKey
 from trimtab.experiments.workload.interface import Workload
 from trimtab.policies.manifest import ObjectiveMetric, PolicySpec
-from trimtab.policies.space import SearchSpace, build_space
+from trimtab.policies.space import ChoiceDimension, SearchSpace, build_space
 
 STAIR_RATIOS = (0.5, 1.0, 1.5, 2.25, 3.4)  # of the workload's rate; 1 must be among them
 _START_ESTIMATE_S = 6.0
@@ -40,6 +41,7 @@ class Limits:
     max_client_lag_s: float = 0.1
     drain_s: float = 10.0
     quality_pieces: int = 4  # of about 500 tokens
+    confirms_default: bool = True  # measure the default beside the finalists, for the report's intervals
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +112,9 @@ def estimate(plan: ExperimentPlan) -> Estimate:
     search, space = plan.policy.search, plan.space
     # Stragglers of a step take about as long as a step of a staircase; a single load's are short beside it.
     load_s = search.trial.warmup + search.trial.duration * (1.5 if plan.climbs_stairs else 1.1)
-    num_quality = len(plan.adapter.catalogue["quantization"].choices) if "quantization" in search.space else 1  # type: ignore[union-attr]
+    num_quality = math.prod(len(d.choices) for d in space.dimensions if isinstance(d, ChoiceDimension)) + 1
     search_s = search.budget.trials * (_START_ESTIMATE_S + load_s) + num_quality * _QUALITY_ESTIMATE_S
-    num_runs = (search.confirm.finalists + 1) * search.confirm.rounds
+    num_runs = (search.confirm.finalists + 1 + plan.limits.confirms_default) * search.confirm.rounds
     confirm_load_s = search.trial.warmup + search.confirm.duration * (1.5 if plan.climbs_stairs else 1.1)
     return Estimate(
         num_trials=search.budget.trials,

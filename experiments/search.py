@@ -13,7 +13,7 @@ from trimtab.engine.contract import ChangeCost, Configuration
 from trimtab.experiments.plan import ExperimentPlan, estimate
 from trimtab.experiments.progress import Progress, SearchEnded, SearchStarted, TrialFinished, TrialStarted
 from trimtab.experiments.study import Proposal, Study, TrialRecord
-from trimtab.experiments.trial import FailureKind, Phase, TrialFailure, TrialOutcome, TrialRunner
+from trimtab.experiments.trial import FailureKind, Phase, TrialFailure, TrialLoad, TrialOutcome, TrialRunner
 from trimtab.policies.constraints import broken
 
 MAX_REPEATS = 30  # proposals in a row that bring nothing new: the space is as good as exhausted
@@ -60,9 +60,8 @@ async def _measure(
     left_s = _seconds_left(plan, records)
     progress(TrialStarted(number, num_trials, proposal.origin, proposal.configuration, left_s))
     try:
-        outcome = await runner.measure(
-            proposal.configuration, plan.workload, plan.policy.search.trial.duration, label=f"trial {proposal.number}"
-        )
+        load = TrialLoad(plan.workload, plan.policy.search.trial.duration, plan.climbs_stairs)
+        outcome = await runner.measure(proposal.configuration, load, label=f"trial {proposal.number}")
     except asyncio.CancelledError:
         study.interrupt(proposal, "the search was interrupted")
         raise

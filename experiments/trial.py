@@ -75,6 +75,15 @@ class TrialOutcome:
     fresh_engine: bool  # whether an engine was started for it
 
 
+@dataclass(frozen=True, slots=True)
+class TrialLoad:
+    """What a trial is put under. ``climbs_stairs``: goodput is looked for, within the same time."""
+
+    workload: Workload
+    duration_s: float
+    climbs_stairs: bool
+
+
 class _Failed(Exception):
     """Carries a failure out of a phase; never leaves this module."""
 
@@ -106,14 +115,15 @@ class TrialRunner:
 
     async def close(self) -> None:
         """Ends the engine that is kept between trials."""
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            await self._host.stop(engine)
+        if self._engine is not None:
+            await self._host.stop(self._engine)
+            # Only now: when the stop is cancelled, the next call must find the engine still.
+            self._engine = None
 
     async def measure(
-        self, configuration: Configuration, workload: Workload, duration_s: float, *, label: str, fresh: bool = False
+        self, configuration: Configuration, load: TrialLoad, *, label: str, fresh: bool = False
     ) -> TrialOutcome:
-        """Measures ``configuration`` under ``workload`` for ``duration_s`` of load.
+        """Measures ``configuration`` under ``load``.
 
         Args:
             label: names the engine to the host.
@@ -127,7 +137,7 @@ class TrialRunner:
             await self._ensure_reference(configuration)
             engine = await self._engine_for(configuration, label, fresh)
             seen_quality = await self._quality_of(engine)
-            figures = await self._load_until_valid(engine, workload, duration_s, seen_quality)
+            figures = await self._load_until_valid(engine, load, seen_quality)
         except _Failed as failed:
             failure = failed.failure
             if failure.phase is not Phase.CHECK and failure.kind is not FailureKind.CLIENT_LAG:
@@ -203,26 +213,24 @@ class TrialRunner:
         return self._qualities[knobs]
 
     async def _load_until_valid(
-        self, engine: HostedEngine, workload: Workload, duration_s: float, seen_quality: QualityFigures
+        self, engine: HostedEngine, load: TrialLoad, seen_quality: QualityFigures
     ) -> TrialFigures:
-        await self._warm_up(engine, workload)
+        await self._warm_up(engine, load.workload)
         for attempt in range(_MEASURE_ATTEMPTS):
             try:
-                return await self._load(engine, workload, duration_s, seen_quality)
+                return await self._load(engine, load, seen_quality)
             except _Failed as failed:
                 if failed.failure.kind is not FailureKind.CLIENT_LAG or attempt == _MEASURE_ATTEMPTS - 1:
                     raise
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    async def _load(
-        self, engine: HostedEngine, workload: Workload, duration_s: float, seen_quality: QualityFigures
-    ) -> TrialFigures:
-        recorded_per_s = workload.rate_per_s
-        if not self._plan.climbs_stairs:
-            return TrialFigures(await self._step(engine, workload, duration_s), None, seen_quality)
+    async def _load(self, engine: HostedEngine, load: TrialLoad, seen_quality: QualityFigures) -> TrialFigures:
+        workload, recorded_per_s = load.workload, load.workload.rate_per_s
+        if not load.climbs_stairs:
+            return TrialFigures(await self._step(engine, workload, load.duration_s), None, seen_quality)
 
         async def step(rate_per_s: float) -> LoadFigures:
-            return await self._step(engine, workload.at_rate(rate_per_s), duration_s / len(STAIR_RATIOS))
+            return await self._step(engine, workload.at_rate(rate_per_s), load.duration_s / len(STAIR_RATIOS))
 
         stairs = await climb(step, [ratio * recorded_per_s for ratio in STAIR_RATIOS], self._plan.policy.slo)
         return TrialFigures(stairs.at(recorded_per_s), stairs.goodput_per_s, seen_quality, stairs.steps)

@@ -94,7 +94,7 @@ def paired_gain(results: Sequence[RoundResult], alpha: float) -> Gain | None:
 
 def _standing(configuration_id: str, results: Sequence[RoundResult], alpha: float) -> Standing:
     gain = paired_gain(results, alpha)
-    missed = sum(r.candidate is None for r in results)
+    missed = sum(r.candidate is None or r.incumbent is None for r in results)
     if gain is None or missed:
         return Standing(configuration_id, gain, False, f"{missed} of {len(results)} rounds could not be measured")
     values = _mean_constraints(results)
