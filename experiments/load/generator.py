@@ -34,6 +34,11 @@ class LoadGenerator:
         self._ticks_late_s: list[float] = []
         self.num_sent = 0
 
+    @property
+    def num_in_flight(self) -> int:
+        """Requests sent and not ended."""
+        return len(self._in_flight)
+
     def stop(self) -> None:
         """Sends nothing more. ``run`` returns once the answers in flight have come, or ``drain_s`` has passed."""
         self._stopped.set()
