@@ -143,7 +143,8 @@ def _failures(result: ExperimentResult) -> str:
     outcomes = [(f"trial {r.number}", r.outcome) for r in result.records if r.duplicate_of is None]
     outcomes += [(f"confirmation, round {r.round + 1}", r.outcome) for r in result.confirmation.runs]
     lines = [
-        f"- {name} ({o.configuration.id}): {o.failure.kind}, in phase {o.failure.phase}: {o.failure.message}"
+        f"- {name} ({o.configuration.id}): {o.failure.kind}, in phase {o.failure.phase}: "
+        + " ".join(o.failure.message.split())
         for name, o in outcomes
         if o.failure is not None
     ]
