@@ -33,9 +33,11 @@ async def run_experiment(plan: ExperimentPlan, host: EngineHost, progress: Progr
     Writes ``result.json`` and ``report.md`` into the plan's folder.
 
     Raises:
-        ExperimentError: another process runs it, the folder belongs to another plan, or the load client broke.
+        ExperimentError: another process runs it, the folder belongs to another plan, cores are shared against the
+            policy, or the load client broke.
         KnobError: the policy's space does not suit the engine.
     """
+    plan.refuse_silent_sharing()
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(LoadClient(plan.devices.client_cpus))
         http = await stack.enter_async_context(aiohttp.ClientSession())

@@ -34,7 +34,12 @@ class GateResult:
 
 
 async def check_configuration(plan: ExperimentPlan, host: EngineHost, configuration: Configuration) -> GateResult:
-    """Measures ``configuration`` once at the workload's own rate, on an engine of its own."""
+    """Measures ``configuration`` once at the workload's own rate, on an engine of its own.
+
+    Raises:
+        ExperimentError: cores are shared against the policy, or the load client broke.
+    """
+    plan.refuse_silent_sharing()
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(LoadClient(plan.devices.client_cpus))
         http = await stack.enter_async_context(aiohttp.ClientSession())

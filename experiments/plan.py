@@ -10,6 +10,7 @@ from pathlib import Path
 import trimtab
 from trimtab.engine.adapters.interface import EngineAdapter
 from trimtab.engine.contract import ChangeCost, Configuration
+from trimtab.errors import ExperimentError
 from trimtab.experiments.memory import ModelFacts
 from trimtab.experiments.quality import ReferenceKey
 from trimtab.experiments.workload.interface import Workload
@@ -83,6 +84,14 @@ class ExperimentPlan:
     @property
     def climbs_stairs(self) -> bool:
         return self.policy.objective.metric is ObjectiveMetric.GOODPUT
+
+    def refuse_silent_sharing(self) -> None:
+        """Raises ``ExperimentError`` when cores are shared and the policy does not say that they may be."""
+        if self.devices.shared is not None and not self.policy.share:
+            raise ExperimentError(
+                f"{self.devices.shared}, and the policy does not allow it; "
+                "set share: true, or give the machine more cores"
+            )
 
     def quality_knobs(self, configuration: Configuration) -> tuple[tuple[str, object], ...]:
         """The knobs that decide the answers' quality: those whose change converts the weights again."""

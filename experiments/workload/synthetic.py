@@ -18,7 +18,7 @@ from trimtab.errors import WorkloadError
 from trimtab.experiments.workload.interface import PlannedRequest
 
 # Of prompts.txt under SmolLM2's tokenizer. Lengths are therefore nominal; what counts is what the engine reports.
-CHARACTERS_PER_TOKEN = 4.3
+CHARACTERS_PER_TOKEN = 4.18
 
 _ARRIVALS, _SHAPES = 0, 1  # names of the random streams
 

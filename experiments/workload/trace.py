@@ -44,7 +44,7 @@ class TraceWorkload:
 
     name: str
     rows: tuple[TraceRow, ...]  # this half's, from 0 s
-    other_rows: tuple[TraceRow, ...]  # the held-out half, empty once held out
+    other_rows: tuple[TraceRow, ...]  # the held-out half
     rate_per_s: float
     offset: int = 0  # row to begin with; held-out rounds begin at different ones
 

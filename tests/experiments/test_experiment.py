@@ -8,6 +8,7 @@ import pytest
 
 from trimtab.engine.contract import Configuration
 from trimtab.engine.fake_server import FakeScript
+from trimtab.errors import ExperimentError
 from trimtab.experiments.experiment import run_experiment
 from trimtab.experiments.fake_host import FakeHost
 from trimtab.experiments.gate import check_configuration
@@ -140,3 +141,8 @@ def test_content_dependent_knobs_are_left_out_and_said(make_plan: MakePlan) -> N
     told = estimate(make_plan({"search": {"space": space}}))
     assert told.searched_knobs == ("quantization",)
     assert "content" in told.left_out["speculative_method"]
+
+
+async def test_cores_are_never_shared_silently(make_plan: MakePlan) -> None:
+    with pytest.raises(ExperimentError, match="share: true"):
+        await run_experiment(make_plan({"share": False}), FakeHost(), ignore)

@@ -1,0 +1,53 @@
+"""The staircase stops at the first step that breaks, and names the last one that held."""
+
+import pytest
+
+from trimtab.experiments.staircase import climb
+from trimtab.policies.figures import LoadFigures, Percentiles
+from trimtab.policies.manifest import SLO
+
+BOUND = SLO.model_validate({"ttft": {"p95": "1s"}})
+RATES = (0.5, 1.0, 1.5, 2.25, 3.4)
+
+
+def step(rate_per_s: float, ttft_s: float | None, *, oversaturated: bool = False) -> LoadFigures:
+    ttft = None if ttft_s is None else Percentiles(ttft_s, ttft_s, ttft_s, ttft_s, 10)
+    return LoadFigures(rate_per_s, 10, 10, 0, 0, ttft, None, None, None, 1.0, rate_per_s, oversaturated)
+
+
+@pytest.mark.parametrize(
+    ("capacity_per_s", "goodput_per_s", "num_steps"), [(0.4, 0.0, 1), (1.2, 1.0, 3), (2.25, 2.25, 5), (99.0, 3.4, 5)]
+)
+async def test_goodput_is_the_highest_rate_that_holds(
+    capacity_per_s: float, goodput_per_s: float, num_steps: int
+) -> None:
+    async def run(rate_per_s: float) -> LoadFigures:
+        return step(rate_per_s, 0.5 if rate_per_s <= capacity_per_s else 2.0)
+
+    stairs = await climb(run, RATES, BOUND)
+    assert stairs.goodput_per_s == goodput_per_s
+    assert [s.rate_per_s for s in stairs.steps] == list(RATES[:num_steps])
+
+
+async def test_oversaturation_ends_the_climb_even_within_the_bounds() -> None:
+    async def run(rate_per_s: float) -> LoadFigures:
+        return step(rate_per_s, 0.5, oversaturated=rate_per_s > 1)
+
+    assert (await climb(run, RATES, BOUND)).goodput_per_s == 1.0
+
+
+async def test_a_step_without_a_latency_does_not_hold() -> None:
+    async def run(rate_per_s: float) -> LoadFigures:
+        return step(rate_per_s, None)
+
+    assert (await climb(run, RATES, BOUND)).goodput_per_s == 0.0
+
+
+async def test_the_recorded_rate_is_judged_at_its_own_step_or_where_the_climb_broke_below() -> None:
+    async def run(rate_per_s: float) -> LoadFigures:
+        return step(rate_per_s, 0.5 if rate_per_s <= capacity_per_s else 2.0)
+
+    capacity_per_s = 1.6
+    assert (await climb(run, RATES, BOUND)).at(1.0).rate_per_s == 1.0
+    capacity_per_s = 0.4
+    assert (await climb(run, RATES, BOUND)).at(1.0).rate_per_s == 0.5
