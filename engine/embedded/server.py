@@ -27,7 +27,7 @@ from trimtab.engine.embedded.http_edge import (
 from trimtab.engine.embedded.openai_protocol import ChatQuery, CompletionQuery, Options, parse_chat, parse_completion
 from trimtab.engine.embedded.openai_responses import ChatWriter, CompletionWriter, Header, Prompt, Writer
 from trimtab.engine.embedded.service import Arrival, ClientGoneError, Output, Service
-from trimtab.errors import EngineError, ModelError, RequestError, TrimtabError
+from trimtab.errors import EngineError, RequestError, TrimtabError
 
 # nginx's code for a client that closed the connection; nobody sees it.
 _CLIENT_CLOSED_REQUEST = 499
@@ -195,10 +195,7 @@ class _Endpoints:
 
     def _render(self, query: ChatQuery) -> tuple[int, ...]:
         tokenizer = self._service.model.tokenizer
-        try:
-            text = tokenizer.render_chat(list(query.messages))
-        except ModelError as error:
-            raise RequestError(f"messages: {error}", param="messages") from error
+        text = tokenizer.render_chat(list(query.messages))
         return tuple(tokenizer.encode(text, parse_special=True))
 
     def _check_model(self, options: Options) -> None:
