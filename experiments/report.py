@@ -98,7 +98,7 @@ def _figure_cells(figures: TrialFigures | None) -> tuple[str, ...]:
         return ("",) * 5
     load, quality = figures.load, figures.quality
     errors = "" if load.error_ratio is None else f"{load.error_ratio:.1%}"
-    kl = "unknown" if quality is None else f"{quality.kl_nats:.2g}"
+    kl = "unknown" if quality is None else f"{round(quality.kl_nats, 6):.2g}"
     return _milliseconds(load.ttft_s), _milliseconds(load.tpot_s), f"{load.output_tokens_per_s:.1f}", errors, kl
 
 

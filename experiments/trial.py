@@ -134,7 +134,7 @@ class TrialRunner:
         failure: TrialFailure | None = None
         try:
             self._refuse_hopeless(configuration)
-            await self._ensure_reference(configuration)
+            await self._ensure_reference(configuration, label)
             engine = await self._engine_for(configuration, label, fresh)
             seen_quality = await self._quality_of(engine)
             figures = await self._load_until_valid(engine, load, seen_quality)
@@ -164,13 +164,17 @@ class TrialRunner:
         known = self._qualities.get(self._plan.quality_knobs(configuration))
         return known is not None and bool(broken(quality_constraints(self._plan.policy.quality, known)))
 
-    async def _ensure_reference(self, configuration: Configuration) -> None:
+    async def _ensure_reference(self, configuration: Configuration, label: str) -> None:
         """Measures and stores the reference once per model, on an engine of its own where need be."""
         plan = self._plan
         if quality.load_reference(plan.quality_folder, plan.reference_key) is not None:
             return
         same = plan.quality_knobs(configuration) == plan.quality_knobs(plan.reference)
-        engine = await self._engine_for(configuration if same else plan.reference, "quality reference", False)
+        engine = (
+            await self._engine_for(configuration, label, False)
+            if same
+            else await self._engine_for(plan.reference, "quality reference", False)
+        )
         with self._failing(engine, Phase.QUALITY):
             scores = await quality.read_scores(self._http, engine.endpoint, self._pieces())
         quality.store_reference(plan.quality_folder, plan.reference_key, scores)

@@ -63,8 +63,12 @@ class QualityFigures:
 
 @dataclass(frozen=True, slots=True)
 class TrialFigures:
-    """One trial. ``load`` is the load at the recorded rate, or the first step of a staircase that broke an SLO
-    below it. ``goodput_per_s`` is 0 when even the first step broke one, ``None`` when no staircase was climbed."""
+    """One trial.
+
+    ``load`` is the load at the recorded rate, or the first step of a staircase that broke an SLO below it.
+    ``goodput_per_s`` lies between the last step that held and the first that broke; it is 0 when even the first step
+    broke, ``None`` when no staircase was climbed.
+    """
 
     load: LoadFigures
     goodput_per_s: float | None

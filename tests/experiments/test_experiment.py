@@ -48,7 +48,7 @@ async def test_equal_configurations_keep_the_incumbent(make_plan: MakePlan) -> N
     assert result.promotion.sentence.startswith("Keep the incumbent")
 
 
-async def test_goodput_is_the_last_stair_that_holds(make_plan: MakePlan) -> None:
+async def test_goodput_lies_where_the_stairs_break(make_plan: MakePlan) -> None:
     def script(configuration: Configuration) -> FakeScript:
         # 1 slot of 20 ms serves 50 requests/s: the stair at 45/s holds the SLO, 67.5/s builds a queue
         return FakeScript(ttft_s=0.020, tpot_s=0.0, num_slots=1 if configuration["quantization"] == "fp32" else 8)
@@ -66,7 +66,7 @@ async def test_goodput_is_the_last_stair_that_holds(make_plan: MakePlan) -> None
     result = await run_experiment(make_plan(spec), FakeHost(script=script), ignore)
     scores = {r.origin: r.score for r in result.records}
     assert scores["default"] == pytest.approx(30 * 3.4)
-    assert 30 <= (scores["incumbent"] or 0) <= 45
+    assert 30 <= (scores["incumbent"] or 0) < 67.5
 
 
 async def test_an_interrupted_confirmation_goes_on_where_it_was(make_plan: MakePlan) -> None:

@@ -15,10 +15,22 @@ def step(rate_per_s: float, ttft_s: float | None, *, oversaturated: bool = False
     return LoadFigures(rate_per_s, 10, 10, 0, 0, ttft, None, None, None, 1.0, rate_per_s, oversaturated)
 
 
-@pytest.mark.parametrize(
-    ("capacity_per_s", "goodput_per_s", "num_steps"), [(0.4, 0.0, 1), (1.2, 1.0, 3), (2.25, 2.25, 5), (99.0, 3.4, 5)]
-)
-async def test_goodput_is_the_highest_rate_that_holds(
+@pytest.mark.parametrize(("capacity_per_s", "held_per_s", "num_steps"), [(1.2, 1.0, 3), (2.25, 2.25, 5)])
+async def test_goodput_is_interpolated_between_the_step_that_held_and_the_one_that_broke(
+    capacity_per_s: float, held_per_s: float, num_steps: int
+) -> None:
+    async def run(rate_per_s: float) -> LoadFigures:
+        return step(rate_per_s, 0.5 if rate_per_s <= capacity_per_s else 2.0)
+
+    stairs = await climb(run, RATES, BOUND)
+    assert [s.rate_per_s for s in stairs.steps] == list(RATES[:num_steps])
+    # excess -0.5 at the step that held and +1 at the one that broke: a third of the way
+    broke_per_s = RATES[num_steps - 1]
+    assert stairs.goodput_per_s == pytest.approx(held_per_s * (broke_per_s / held_per_s) ** (1 / 3))
+
+
+@pytest.mark.parametrize(("capacity_per_s", "goodput_per_s", "num_steps"), [(0.4, 0.0, 1), (99.0, 3.4, 5)])
+async def test_no_step_that_holds_is_no_goodput_and_all_steps_is_the_last(
     capacity_per_s: float, goodput_per_s: float, num_steps: int
 ) -> None:
     async def run(rate_per_s: float) -> LoadFigures:
@@ -26,7 +38,7 @@ async def test_goodput_is_the_highest_rate_that_holds(
 
     stairs = await climb(run, RATES, BOUND)
     assert stairs.goodput_per_s == goodput_per_s
-    assert [s.rate_per_s for s in stairs.steps] == list(RATES[:num_steps])
+    assert len(stairs.steps) == num_steps
 
 
 async def test_oversaturation_ends_the_climb_even_within_the_bounds() -> None:
