@@ -90,8 +90,8 @@ class ControlLoop:
         moved = await self._parts.reconciler.pass_once()
         await self._observe()
         self._decide()
-        winner = self.tuner.take_winner()
-        if winner is not None:
+        winner = self.tuner.winner()
+        if winner is not None and self.rollouts.active() is None:
             self._promote(winner)
         return moved
 
@@ -122,8 +122,10 @@ class ControlLoop:
         """Starts the canary of an experiment's winner, where the policy lets it."""
         if self._policy().spec.rollout.approval == "manual":
             log.info("winner waits for a person", configuration=winner.configuration.id)
-            return
-        self.rollouts.start(RolloutRequest(winner.configuration, f"experiment {winner.experiment_id}", "loop"))
+        elif self._stable() != winner.configuration:
+            self.rollouts.start(RolloutRequest(winner.configuration, f"experiment {winner.experiment_id}", "loop"))
+        # A kill before this line starts nothing twice: the rollout under way, or its configuration in force, is seen.
+        self.tuner.settle(winner)
 
     def start_rollout(self, configuration: Configuration, origin: str, *, inject: str | None) -> int:
         """Starts a person's rollout and returns its id.
@@ -139,16 +141,13 @@ class ControlLoop:
                 f"configuration {configuration.id} has not been through the offline gate; check it first"
             )
         if not gate.passed:
-            raise RolloutError(
-                f"configuration {configuration.id} failed the offline gate: {gate.detail.get('reason')}"
-            )
+            reason = gate.detail["reason"]
+            raise RolloutError(f"configuration {configuration.id} failed the offline gate: {reason}")
         return self.rollouts.start(RolloutRequest(configuration, origin, "person", inject))
 
     def configuration(self, knobs: Mapping[str, KnobValue]) -> Configuration:
         """``knobs`` on top of the stable configuration. Raises ``KnobError``."""
-        with self.store.read() as session:
-            stable = session.get_one(TargetRow, self._target).stable_configuration
-        return self._parts.catalogue.configuration({**stable, **knobs})
+        return self._parts.catalogue.configuration(knobs, base=self._stable())
 
     def status(self) -> LoopStatus:
         return LoopStatus(self._target, self._parts.reconciler.serving, self._traffic, self._problem)
@@ -159,7 +158,7 @@ class ControlLoop:
         return self.tuner.start(trigger)
 
     def start_gate(self, configuration: Configuration) -> None:
-        """Starts the offline gate of one configuration; ``tuner.gate`` has its outcome. Raises ``ExperimentError``."""
+        """Starts the offline gate of a configuration; ``tuner.gate`` has its outcome. Raises ``ExperimentError``."""
         self._refuse_during_a_rollout()
         self.tuner.start_gate(configuration)
 
@@ -167,6 +166,10 @@ class ControlLoop:
         active = self.rollouts.active()
         if active is not None:
             raise ExperimentError(f"rollout {active.id} is {active.phase}: trials would disturb it; wait for its end")
+
+    def _stable(self) -> Configuration:
+        with self.store.read() as session:
+            return self._parts.catalogue.configuration(session.get_one(TargetRow, self._target).stable_configuration)
 
     def _policy(self) -> TuningPolicy:
         with self.store.read() as session:

@@ -12,7 +12,7 @@ from pathlib import Path
 class Settings:
     """Where things live. Every folder is made when it is first written to, for its owner only."""
 
-    home: Path  # state, logs, reports; TRIMTAB_HOME
+    home: Path  # state, logs, experiments; TRIMTAB_HOME
     cache: Path  # models and reference values, kept across homes; TRIMTAB_CACHE
     prometheus_url: str | None  # None: scrape the engines directly; TRIMTAB_PROMETHEUS_URL
 
@@ -28,10 +28,6 @@ class Settings:
     @property
     def logs(self) -> Path:
         return self.home / "logs"
-
-    @property
-    def reports(self) -> Path:
-        return self.home / "reports"
 
 
 def settings() -> Settings:

@@ -6,6 +6,7 @@ A killed controller finds the experiment it was running and resumes it: the stud
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import structlog
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from trimtab.controller.backends.trial_host import TrialHost
 from trimtab.controller.cores import CoreSets
@@ -26,11 +28,12 @@ from trimtab.engine.adapters.interface import EngineAdapter
 from trimtab.engine.contract import Configuration
 from trimtab.errors import ExperimentError, TrimtabError
 from trimtab.experiments.experiment import ExperimentResult, run_experiment
-from trimtab.experiments.gate import GateResult, check_configuration
+from trimtab.experiments.gate import check_configuration
 from trimtab.experiments.memory import ModelFacts
 from trimtab.experiments.plan import Devices, ExperimentPlan
 from trimtab.experiments.progress import Event, Progress
 from trimtab.experiments.workload.from_policy import build_workload
+from trimtab.policies.constraints import broken
 from trimtab.policies.manifest import TunedEngine, TuningPolicy
 
 log = structlog.get_logger(__name__)
@@ -63,7 +66,6 @@ class Tuner:
     def __init__(self, parts: TunerParts) -> None:
         self._parts = parts
         self._task: asyncio.Task[None] | None = None
-        self._winner: Winner | None = None
         self._facts: ModelFacts | None = None
 
     def is_busy(self) -> bool:
@@ -102,10 +104,20 @@ class Tuner:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def take_winner(self) -> Winner | None:
-        """The winner of an experiment that has just ended; ``None`` afterwards."""
-        winner, self._winner = self._winner, None
-        return winner
+    def winner(self) -> Winner | None:
+        """The winner of an experiment that nobody has acted on yet; it survives a kill."""
+        with self._parts.store.read() as session:
+            row = session.scalars(select(ExperimentRow).where(ExperimentRow.state == "won")).first()
+        if row is None:
+            return None
+        values = ExperimentResult.from_json(json.dumps(row.result)).winner
+        assert values is not None
+        return Winner(values, row.id)
+
+    def settle(self, winner: Winner) -> None:
+        """Marks the winner as acted on."""
+        with self._parts.store.write() as session:
+            session.get_one(ExperimentRow, winner.experiment_id).state = "finished"
 
     def gate(self, configuration_id: str) -> GateRow | None:
         """The newest gate of a configuration for this model, engine and hardware."""
@@ -163,7 +175,7 @@ class Tuner:
             workload=build_workload(policy.workload, Path(row.manifest_folder)),
             model=self._model(),
             devices=Devices(trial_cpus, parts.cores.client, target.resources.memory, parts.cores.shared),
-            folder=parts.settings.home / "studies" / experiment_name,
+            folder=self._folder(experiment_name),
             quality_folder=parts.settings.cache / "quality",
         )
 
@@ -181,11 +193,12 @@ class Tuner:
         except TrimtabError as error:
             self._end(experiment_id, "failed", str(error))
             raise
-        report_path = self._parts.settings.reports / f"{study}.md"
-        report_path.parent.mkdir(parents=True, exist_ok=True)
-        report_path.write_text(result.report)
-        self._end(experiment_id, "finished", result.promotion.sentence, result, report_path)
+        self._end(experiment_id, "finished", result.sentence, result)
         return result
+
+    def report_path(self, experiment_id: int) -> Path:
+        """Where an experiment's Markdown report is once it has finished."""
+        return self._folder(f"experiment-{experiment_id}") / "report.md"
 
     def _end(
         self,
@@ -193,34 +206,37 @@ class Tuner:
         state: str,
         reason: str,
         result: ExperimentResult | None = None,
-        report_path: Path | None = None,
     ) -> None:
         note = DecisionNote("loop", f"experiment {experiment_id}", f"experiment_{state}", reason)
         with self._parts.store.write(note) as session:
             row = session.get_one(ExperimentRow, experiment_id)
             row.state, row.reason, row.ended_unix_s = state, reason, self._parts.store.now()
-            row.result = result.to_json() if result else None
-            row.report_path = str(report_path) if report_path else None
-            winner = result.winner if result else None
-            if winner is not None:
-                # A confirmed winner has been through more than the gate asks.
-                session.add(self._gate_row(winner, passed=True, detail={"reason": reason}))
-                self._winner = Winner(winner, experiment_id)
+            if result is not None:
+                self._keep_result(session, row, result)
+
+    def _keep_result(self, session: Session, row: ExperimentRow, result: ExperimentResult) -> None:
+        """Stores a result, and lets every trial that kept all constraints count as gated."""
+        row.state = "won" if result.winner is not None else "finished"
+        row.result = json.loads(result.to_json())
+        row.report_path = str(self.report_path(row.id))
+        for record in result.records:
+            if record.duplicate_of is None and record.outcome.figures and not broken(record.outcome.constraints):
+                kept = f"trial {record.number} of experiment {row.id} kept memory, quality and SLOs"
+                session.add(self._gate_row(record.outcome.configuration, passed=True, reason=kept))
 
     async def _check(self, configuration: Configuration) -> None:
-        outcome: GateResult = await check_configuration(self.plan("gate"), configuration, self._parts.host)
-        reason = outcome.sentence
-        note = DecisionNote("loop", f"configuration {configuration.id}", "gate", reason)
+        outcome = await check_configuration(self.plan("gate"), self._parts.host, configuration)
+        note = DecisionNote("loop", f"configuration {configuration.id}", "gate", outcome.sentence)
         with self._parts.store.write(note) as session:
-            session.add(self._gate_row(configuration, passed=outcome.passed, detail={"reason": reason}))
+            session.add(self._gate_row(configuration, passed=outcome.passed, reason=outcome.sentence))
 
-    def _gate_row(self, configuration: Configuration, *, passed: bool, detail: dict[str, Any]) -> GateRow:
+    def _gate_row(self, configuration: Configuration, *, passed: bool, reason: str) -> GateRow:
         return GateRow(
             target=self._parts.target,
             configuration_id=configuration.id,
             key=self._gate_key(),
             passed=passed,
-            detail=detail,
+            detail={"reason": reason},
             checked_unix_s=self._parts.store.now(),
         )
 
@@ -232,6 +248,9 @@ class Tuner:
         if self._facts is None:
             self._facts = model_facts(self._parts.model_path, self._parts.model_path.stem)
         return self._facts
+
+    def _folder(self, experiment_name: str) -> Path:
+        return self._parts.settings.home / "experiments" / experiment_name
 
     def _keep_progress(self, experiment_id: int) -> Progress:
         def keep(event: Event) -> None:

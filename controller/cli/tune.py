@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -79,14 +80,14 @@ def tune(
     if target.spec.model in {m.name for m in models.catalogue()}:
         fetch_with_progress(target.spec.model, where.cache)
     with sole_controller(where.home), ProgressLine() as line:
-        result = asyncio.run(_search(where, files, line))
+        result, written = asyncio.run(_search(where, files, line))
     if report is not None:
-        report.write_text(result.report)
-        say(f"{result.promotion.sentence} Report: {report}")
+        shutil.copyfile(written, report)
+    say(f"{result.sentence} Report: {report or written}")
     if as_json:
-        print_json(result.to_json())
+        print(result.to_json())
     elif report is None:
-        print(result.report)
+        print(written.read_text())
 
 
 async def _estimate(where: Settings, files: list[Path]) -> Estimate:
@@ -97,13 +98,14 @@ async def _estimate(where: Settings, files: list[Path]) -> Estimate:
             return estimate(bench.tuner.plan("plan"))
 
 
-async def _search(where: Settings, files: list[Path], line: ProgressLine) -> ExperimentResult:
+async def _search(where: Settings, files: list[Path], line: ProgressLine) -> tuple[ExperimentResult, Path]:
     def show(event: Event) -> None:
         line.show(told(event))
 
     async with open_bench(where, files) as bench:
         experiment_id = bench.tuner.unfinished() or bench.tuner.create("manual")
-        return await bench.tuner.run(experiment_id, show)
+        result = await bench.tuner.run(experiment_id, show)
+        return result, bench.tuner.report_path(experiment_id)
 
 
 def _print_plan(plan: Estimate, *, as_json: bool) -> None:
@@ -111,9 +113,7 @@ def _print_plan(plan: Estimate, *, as_json: bool) -> None:
         print_json(asdict(plan))
         return
     minutes = plan.search_minutes + plan.confirm_minutes
-    print(
-        f"{plan.num_trials} trials at most, then {plan.num_confirm_runs} confirmation runs: about {minutes:.0f} minutes"
-    )
+    print(f"at most {plan.num_trials} trials, {plan.num_confirm_runs} confirmations and {minutes:.0f} minutes")
     print(f"engine on cores {_cores(plan.engine_cpus)}, load client on cores {_cores(plan.client_cpus)}")
     print(f"knobs searched: {', '.join(plan.searched_knobs)}")
     for name, reason in plan.left_out.items():

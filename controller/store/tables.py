@@ -59,7 +59,9 @@ class ExperimentRow(Base):
 
     id: Mapped[int] = mapped_column(Integer, primary_key=True)
     target: Mapped[str] = mapped_column(ForeignKey("targets.name"))
-    state: Mapped[str] = mapped_column(String(16))  # running | finished | failed
+    state: Mapped[str] = mapped_column(
+        String(16)
+    )  # running | won (its winner waits for the loop) | finished | failed
     trigger: Mapped[str] = mapped_column(String(16))  # manual | schedule
     study: Mapped[str] = mapped_column(String(64))  # the Optuna study's name
     progress: Mapped[dict[str, Any] | None] = mapped_column(JSON)

@@ -1,12 +1,17 @@
-"""From a path to a ready model. Signature first; the body follows."""
+"""From a path to a ready model: a ``.gguf`` file or a Hugging Face folder."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
+from trimtab.engine.embedded.gguf_file import GGUFFile
+from trimtab.engine.embedded.loader_gguf import GGUFWeights, gguf_tokenizer
+from trimtab.engine.embedded.loader_safetensors import SafetensorsWeights, folder_tokenizer
 from trimtab.engine.embedded.model import LlamaModel
 from trimtab.engine.embedded.tokenizer import Tokenizer
+from trimtab.engine.models import model_digest
+from trimtab.errors import ModelFileError
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,5 +24,19 @@ class LoadedModel:
 
 
 def load_model(path: Path, quantization: str) -> LoadedModel:
-    """Loads a ``.gguf`` file or a Hugging Face folder. Raises ``ModelFileError``."""
-    raise NotImplementedError
+    """Loads a model. Raises ``ModelFileError`` with what was found and what is accepted."""
+    if path.is_dir():
+        source = SafetensorsWeights(path)
+        loaded = LoadedModel(LlamaModel(source, quantization), folder_tokenizer(path), model_digest(path))
+    else:
+        with GGUFFile(path) as file:
+            tokenizer = gguf_tokenizer(file, str(path))
+            loaded = LoadedModel(
+                LlamaModel(GGUFWeights(file, str(path)), quantization), tokenizer, model_digest(path)
+            )
+    if loaded.tokenizer.vocab_size > loaded.model.config.vocab_size:
+        raise ModelFileError(
+            f"{path}: the tokenizer has {loaded.tokenizer.vocab_size} tokens, the model only"
+            f" {loaded.model.config.vocab_size}"
+        )
+    return loaded

@@ -1,6 +1,8 @@
-"""A Llama-architecture model over a paged KV cache. Signature first; the body follows."""
+"""A Llama-architecture model over a paged KV cache, one flat batch of tokens a step."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -8,14 +10,83 @@ from torch import Tensor
 from trimtab.engine.embedded.batch import StepBatch
 from trimtab.engine.embedded.config import ModelConfig
 from trimtab.engine.embedded.kv_pool import KVPool
+from trimtab.engine.embedded.quantization import compute_dtype, projection, table
+from trimtab.engine.embedded.weights import EMBEDDING, FINAL_NORM, HEAD, WeightSource
+from trimtab.kernels import ops
+from trimtab.kernels.packing import Weight, rows
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer's weights. Q, K and V are one product, gate and up another."""
+
+    attention_norm: Tensor
+    qkv: Weight
+    output: Weight
+    mlp_norm: Tensor
+    gate_up: Weight
+    down: Weight
 
 
 class LlamaModel:
-    """The model; ``kv_dtype`` is what its KV pool must hold."""
+    """The model; ``kv_dtype`` is what its KV pool must hold. Not thread-safe: one step at a time."""
 
-    config: ModelConfig
-    kv_dtype: torch.dtype
+    def __init__(self, source: WeightSource, quantization: str) -> None:
+        """Converts ``source`` a tensor at a time. Raises ``ModelFileError``."""
+        self.config: ModelConfig = source.config
+        self.kv_dtype: torch.dtype = compute_dtype(quantization)
+        self._embedding = table(source, EMBEDDING, quantization)
+        self._head = self._embedding if self.config.tied_head else table(source, HEAD, quantization)
+        self._final_norm = self._norm(source, FINAL_NORM)
+        self._layers = tuple(self._layer(source, i, quantization) for i in range(self.config.num_layers))
 
+    def _norm(self, source: WeightSource, name: str) -> Tensor:
+        return source.dense(name).to(self.kv_dtype)
+
+    def _layer(self, source: WeightSource, index: int, quantization: str) -> Layer:
+        prefix = f"model.layers.{index}"
+        qkv = [f"{prefix}.self_attn.{p}_proj" for p in "qkv"]
+        gate_up = [f"{prefix}.mlp.{p}_proj" for p in ("gate", "up")]
+        return Layer(
+            attention_norm=self._norm(source, f"{prefix}.input_layernorm"),
+            qkv=projection(source, qkv, quantization),
+            output=projection(source, [f"{prefix}.self_attn.o_proj"], quantization),
+            mlp_norm=self._norm(source, f"{prefix}.post_attention_layernorm"),
+            gate_up=projection(source, gate_up, quantization),
+            down=projection(source, [f"{prefix}.mlp.down_proj"], quantization),
+        )
+
+    @torch.inference_mode()
     def forward(self, batch: StepBatch, kv: KVPool) -> Tensor:
         """Runs one step and returns ``[num_logit_rows, vocab_size]`` float32 logits; writes K and V into ``kv``."""
-        raise NotImplementedError
+        config = self.config
+        spans = [ops.Span(s.query_start, s.query_len, s.context_len, s.block_ids) for s in batch.sequences]
+        plan = ops.plan_attention(spans, config.num_kv_heads, kv.block_size)
+        table_ = ops.rotary_table(batch.positions, config.head_dim, config.rope_theta)
+        hidden = rows(self._embedding, batch.token_ids)  # [num_tokens, hidden_size]
+        for index, layer in enumerate(self._layers):
+            normed = ops.rms_norm(hidden, layer.attention_norm, config.rms_norm_eps)
+            hidden = hidden + self._attend(layer, normed, kv.layer(index), batch.slots, table_, plan)
+            normed = ops.rms_norm(hidden, layer.mlp_norm, config.rms_norm_eps)
+            hidden = hidden + ops.linear(ops.swiglu(ops.linear(normed, layer.gate_up)), layer.down)
+        wanted = hidden[batch.logit_rows]
+        return ops.linear(ops.rms_norm(wanted, self._final_norm, config.rms_norm_eps), self._head).float()
+
+    def _attend(
+        self,
+        layer: Layer,
+        normed: Tensor,
+        cache: tuple[Tensor, Tensor],
+        slots: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        plan: ops.AttentionPlan,
+    ) -> Tensor:
+        config, num_tokens = self.config, normed.shape[0]
+        qkv = ops.linear(normed, layer.qkv).view(num_tokens, -1, config.head_dim)
+        query, key = qkv[:, : config.num_heads], qkv[:, config.num_heads : -config.num_kv_heads]
+        value = qkv[:, -config.num_kv_heads :]
+        keys, values = cache
+        ops.write_kv(keys, ops.rotate(key, rotary), slots)
+        ops.write_kv(values, value, slots)
+        mixed = ops.paged_attention(ops.rotate(query, rotary), keys, values, plan)
+        return ops.linear(mixed.reshape(num_tokens, -1), layer.output)

