@@ -17,7 +17,8 @@ from trimtab.experiments.workload.interface import Workload
 from trimtab.policies.manifest import ObjectiveMetric, PolicySpec
 from trimtab.policies.space import ChoiceDimension, SearchSpace, build_space
 
-STAIR_RATIOS = (0.5, 1.0, 1.5, 2.25, 3.4)  # of the workload's rate; 1 must be among them
+STAIR_RATIOS = (1.0, 1.5, 2.25, 3.4, 5.0)  # of the workload's rate
+MIN_STEP_REQUESTS = 4  # a step lasts at least until so many have arrived
 _START_ESTIMATE_S = 6.0
 _QUALITY_ESTIMATE_S = 10.0
 

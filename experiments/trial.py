@@ -23,7 +23,7 @@ from trimtab.experiments.load.client_process import LoadClient
 from trimtab.experiments.load.figures import load_figures
 from trimtab.experiments.load.result import LoadJob
 from trimtab.experiments.memory import why_it_cannot_fit
-from trimtab.experiments.plan import STAIR_RATIOS, ExperimentPlan
+from trimtab.experiments.plan import MIN_STEP_REQUESTS, STAIR_RATIOS, ExperimentPlan
 from trimtab.experiments.ports import EngineHost, HostedEngine
 from trimtab.experiments.staircase import climb
 from trimtab.experiments.workload.interface import Workload
@@ -234,10 +234,11 @@ class TrialRunner:
             return TrialFigures(await self._step(engine, workload, load.duration_s), None, seen_quality)
 
         async def step(rate_per_s: float) -> LoadFigures:
-            return await self._step(engine, workload.at_rate(rate_per_s), load.duration_s / len(STAIR_RATIOS))
+            scaled = workload.at_rate(rate_per_s)
+            return await self._step(engine, scaled, _step_duration_s(scaled, load.duration_s / len(STAIR_RATIOS)))
 
         stairs = await climb(step, [ratio * recorded_per_s for ratio in STAIR_RATIOS], self._plan.policy.slo)
-        return TrialFigures(stairs.at(recorded_per_s), stairs.goodput_per_s, seen_quality, stairs.steps)
+        return TrialFigures(stairs.recorded, stairs.goodput_per_s, seen_quality, stairs.steps)
 
     async def _warm_up(self, engine: HostedEngine, workload: Workload) -> None:
         warmup_s = self._plan.policy.search.trial.warmup
@@ -282,3 +283,11 @@ class TrialRunner:
 
     def _pieces(self) -> tuple[str, ...]:
         return quality.calibration_pieces(self._plan.limits.quality_pieces)
+
+
+def _step_duration_s(workload: Workload, share_s: float) -> float:
+    """``share_s``, or longer where fewer than ``MIN_STEP_REQUESTS`` would arrive: an empty step shows nothing."""
+    horizon_s = share_s
+    while len(requests := workload.requests(horizon_s)) <= MIN_STEP_REQUESTS:
+        horizon_s *= 2
+    return max(share_s, requests[MIN_STEP_REQUESTS].at_s)

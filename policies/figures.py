@@ -65,9 +65,8 @@ class QualityFigures:
 class TrialFigures:
     """One trial.
 
-    ``load`` is the load at the recorded rate, or the first step of a staircase that broke an SLO below it.
-    ``goodput_per_s`` lies between the last step that held and the first that broke; it is 0 when even the first step
-    broke, ``None`` when no staircase was climbed.
+    ``load`` is the load at the recorded rate. ``goodput_per_s`` lies between the last step of the staircase that held
+    and the first that broke; it is 0 when none held, ``None`` when no staircase was climbed.
     """
 
     load: LoadFigures

@@ -65,7 +65,7 @@ async def test_goodput_lies_where_the_stairs_break(make_plan: MakePlan) -> None:
     }
     result = await run_experiment(make_plan(spec), FakeHost(script=script), ignore)
     scores = {r.origin: r.score for r in result.records}
-    assert scores["default"] == pytest.approx(30 * 3.4)
+    assert scores["default"] == pytest.approx(30 * 5.0)
     assert 30 <= (scores["incumbent"] or 0) < 67.5
 
 
