@@ -89,6 +89,12 @@ def drive(loaded: LoadedModel, injection: Injection | None = None, **knobs: Knob
 
 
 @pytest.fixture(scope="session")
+def make_driver() -> DriverMaker:
+    """Makes a core on any loaded model; keyword arguments are knobs."""
+    return drive
+
+
+@pytest.fixture(scope="session")
 def tiny_loaded(tiny_model_dir: Path) -> LoadedModel:
     return load_model(tiny_model_dir, "fp32")
 
