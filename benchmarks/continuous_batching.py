@@ -1,8 +1,8 @@
 """Continuous against static batching on the real engine core, and how much of the KV pool sequences can use.
 
 Both arms serve the same requests (log-normal output lengths, median 64 and p99 512 tokens) in batches of up to 16.
-The static arm admits a batch only when the last one has finished, and its finished rows still compute: every row runs to
-the longest output of its batch, and only the wanted tokens count.
+The static arm admits a batch only when the last one has finished, and its finished rows still compute: every row runs
+to the longest output of its batch, and only the wanted tokens count.
 """
 
 from __future__ import annotations
