@@ -17,7 +17,7 @@ from trimtab.experiments.workload.interface import Workload
 from trimtab.policies.manifest import ObjectiveMetric, PolicySpec
 from trimtab.policies.space import ChoiceDimension, SearchSpace, build_space
 
-STAIR_RATIOS = (1.0, 1.5, 2.25, 3.4, 5.0)  # of the workload's rate
+STAIR_RATIOS = (1.0, 1.5, 2.25, 3.4, 5.0)
 MIN_STEP_REQUESTS = 4  # a step lasts at least until so many have arrived
 _START_ESTIMATE_S = 6.0
 _QUALITY_ESTIMATE_S = 10.0
@@ -43,6 +43,8 @@ class Limits:
     max_client_lag_s: float = 0.1
     drain_s: float = 10.0
     quality_pieces: int = 4  # of about 500 tokens
+    # Of the workload's rate, rising from 1, at most five. Each step ends with its longest answer: fewer are quicker.
+    stair_ratios: tuple[float, ...] = STAIR_RATIOS
     confirms_default: bool = True  # measure the default beside the finalists, for the report's intervals
 
 

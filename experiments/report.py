@@ -159,6 +159,11 @@ def _setting(result: ExperimentResult) -> str:
         f"- Model: {setting.model} (sha256 {setting.model_digest[:16]}), engine {setting.engine}.",
         f"- Seed: {setting.seed}. Versions: {', '.join(f'{k} {v}' for k, v in setting.versions.items())}.",
     ]
+    if "goodput" in setting.objective:
+        lines.append(
+            "- Goodput: a staircase of rising rates from the workload's own, ended by the first that broke an SLO or "
+            "oversaturated; interpolated between that one and the last that held."
+        )
     if not setting.content_known:
         lines.append(
             "- The prompts are not the users': knobs whose effect depends on content were not decided here and are "

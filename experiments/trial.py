@@ -23,7 +23,7 @@ from trimtab.experiments.load.client_process import LoadClient
 from trimtab.experiments.load.figures import load_figures
 from trimtab.experiments.load.result import LoadJob
 from trimtab.experiments.memory import why_it_cannot_fit
-from trimtab.experiments.plan import MIN_STEP_REQUESTS, STAIR_RATIOS, ExperimentPlan
+from trimtab.experiments.plan import MIN_STEP_REQUESTS, ExperimentPlan
 from trimtab.experiments.ports import EngineHost, HostedEngine
 from trimtab.experiments.staircase import climb
 from trimtab.experiments.workload.interface import Workload
@@ -230,14 +230,15 @@ class TrialRunner:
 
     async def _load(self, engine: HostedEngine, load: TrialLoad, seen_quality: QualityFigures) -> TrialFigures:
         workload, recorded_per_s = load.workload, load.workload.rate_per_s
+        ratios = self._plan.limits.stair_ratios
         if not load.climbs_stairs:
             return TrialFigures(await self._step(engine, workload, load.duration_s), None, seen_quality)
 
         async def step(rate_per_s: float) -> LoadFigures:
             scaled = workload.at_rate(rate_per_s)
-            return await self._step(engine, scaled, _step_duration_s(scaled, load.duration_s / len(STAIR_RATIOS)))
+            return await self._step(engine, scaled, _step_duration_s(scaled, load.duration_s / len(ratios)))
 
-        stairs = await climb(step, [ratio * recorded_per_s for ratio in STAIR_RATIOS], self._plan.policy.slo)
+        stairs = await climb(step, [ratio * recorded_per_s for ratio in ratios], self._plan.policy.slo)
         return TrialFigures(stairs.recorded, stairs.goodput_per_s, seen_quality, stairs.steps)
 
     async def _warm_up(self, engine: HostedEngine, workload: Workload) -> None:
