@@ -87,13 +87,13 @@ class EngineThread:
         return answer
 
     def _submit(self, request: GenerationRequest) -> None:
+        # Counted twice for a moment, it would turn away a request for which there is room.
+        with self._count_lock:
+            self._num_submitting -= 1
         try:
             self._core.submit(request)
         except RequestError as error:
             request.deliver(Emission("", (), finish=FinishReason.ERROR, error=str(error)))
-        finally:
-            with self._count_lock:
-                self._num_submitting -= 1
 
     def _change(self, configuration: Configuration, answer: Future[Configuration]) -> None:
         try:
