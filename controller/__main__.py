@@ -41,6 +41,7 @@ async def run(where: Settings, files: list[Path]) -> None:
         with socket.socket() as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(("127.0.0.1", 0))
+            listener.listen(128)  # connections wait from here on, so the file that names the port is never wrong
             port = listener.getsockname()[1]
             token = secrets.token_urlsafe(32)
             app = create_app(loop, Access(token, port))

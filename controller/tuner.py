@@ -30,7 +30,7 @@ from trimtab.errors import ExperimentError, TrimtabError
 from trimtab.experiments.experiment import ExperimentResult, run_experiment
 from trimtab.experiments.gate import check_configuration
 from trimtab.experiments.memory import ModelFacts
-from trimtab.experiments.plan import Devices, ExperimentPlan
+from trimtab.experiments.plan import Devices, ExperimentPlan, Limits
 from trimtab.experiments.progress import Event, Progress
 from trimtab.experiments.workload.from_policy import build_workload
 from trimtab.policies.constraints import broken
@@ -177,6 +177,9 @@ class Tuner:
             devices=Devices(trial_cpus, parts.cores.client, target.resources.memory, parts.cores.shared),
             folder=self._folder(experiment_name),
             quality_folder=parts.settings.cache / "quality",
+            limits=Limits(
+                stair_ratios=tuple(policy.search.trial.stairs), confirms_default=policy.search.confirm.default
+            ),
         )
 
     async def run(self, experiment_id: int, progress: Progress) -> ExperimentResult:

@@ -151,12 +151,26 @@ class Budget(Strict):
 class TrialSettings(Strict):
     warmup: Seconds = Field(2.0, ge=0, description="Load before the measurement; its requests do not count.")
     duration: Seconds = Field(20.0, gt=0, description="Load that is measured, per trial.")
+    stairs: list[float] = Field(
+        default=[1.0, 1.5, 2.25, 3.4, 5.0],
+        min_length=1,
+        max_length=5,
+        description="Goodput's rising steps, as multiples of the workload's rate; the first is 1.",
+    )
+
+    @field_validator("stairs")
+    @classmethod
+    def _rises_from_one(cls, value: list[float]) -> list[float]:
+        if value[0] != 1 or value != sorted(set(value)):
+            raise ValueError(f"{value} must rise from 1, such as [1, 2, 4]")
+        return value
 
 
 class Confirm(Strict):
     finalists: int = Field(2, ge=1, le=8, description="Configurations that are measured again.")
     rounds: int = Field(3, ge=2, le=50, description="Engine restarts per finalist, interleaved with the incumbent.")
     duration: Seconds = Field(20.0, gt=0, description="Load that is measured, per finalist and round.")
+    default: bool = Field(True, description="Whether the engine's default is measured beside them, for the report.")
 
 
 class Search(Strict):

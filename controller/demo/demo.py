@@ -25,8 +25,11 @@ from trimtab.controller.demo.report import Summary, demo_report, runner_up, summ
 from trimtab.controller.demo.traffic import UserTraffic
 from trimtab.controller.rollout.machine import Phase
 from trimtab.controller.settings import Settings
+from trimtab.controller.targets import read_manifests, target_and_policy
+from trimtab.engine.registry import catalogues
 from trimtab.errors import ExperimentError
 from trimtab.experiments.result import ExperimentResult
+from trimtab.policies.manifest import SyntheticWorkload
 
 FAULT = "slow_decode=3"
 WINNER_TIMEOUT_S = 30.0
@@ -67,7 +70,10 @@ def _run(where: Settings, began_s: float) -> dict[str, Any]:
     before, after = summary(result, result.incumbent), summary(result, result.winner or result.incumbent)
 
     say("3/5 the winner's canary, under users' traffic; stable, canary, baseline and client share the cores")
-    traffic = UserTraffic(state["target"]["url"], state["target"]["model"], manifests, where.home / "traffic.json")
+    _, policy = target_and_policy(read_manifests([manifests], catalogues()))
+    assert isinstance(policy.spec.workload, SyntheticWorkload)
+    target = state["target"]
+    traffic = UserTraffic(target["url"], target["model"], policy.spec.workload, where.home / "traffic.json")
     traffic.start()
     try:
         promoted = _expect(follow(api, _first_rollout(api)), Phase.SUCCEEDED)

@@ -11,26 +11,42 @@ from pathlib import Path
 from typing import Any
 
 from trimtab.errors import ExperimentError
+from trimtab.policies.manifest import SyntheticWorkload
 
 STOP_TIMEOUT_S = 60.0
+LONGEST_S = 3600.0
 
 
 @dataclass(slots=True)
 class UserTraffic:
-    """Sends the policy's workload to ``url`` until ``stop``."""
+    """Sends ``workload`` to ``url`` until ``stop``."""
 
     url: str
     model: str
-    policy_file: Path
+    workload: SyntheticWorkload
     report_file: Path
     _process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
+        law, out = self.workload.promptTokens, self.workload.outputTokens
+        options = {
+            "--url": self.url,
+            "--model": self.model,
+            "--json": self.report_file,
+            "--rate": self.workload.rate,
+            "--duration": LONGEST_S,
+            "--arrivals": self.workload.arrivals.process,
+            "--prompt-median": law.median,
+            "--prompt-max": law.max,
+            "--output-median": out.median,
+            "--output-max": out.max,
+            "--sigma": law.sigma,
+            "--split": 7,  # neither the search's requests nor the confirmation's
+        }
         argv = [sys.executable, "-P", "-m", "trimtab.experiments.load"]
-        argv += ["--url", self.url, "--model", self.model, "--policy", str(self.policy_file)]
-        argv += ["--json", str(self.report_file)]
-        log = self.report_file.with_suffix(".log").open("wb")
-        self._process = subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True)
+        argv += [str(word) for option in options.items() for word in option]
+        with self.report_file.with_suffix(".log").open("wb") as log:
+            self._process = subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True)
 
     def stop(self) -> dict[str, Any]:
         """Lets what is in flight finish and returns the totals: sent, succeeded, refused, failed, lost.

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from trimtab.engine.process import ProcessRecord, ProcessSpec, exit_code, is_running, reap, spawn, terminate
 
 
