@@ -16,6 +16,8 @@ from trimtab.controller.cli import demo, doctor, engine, experiment, lifecycle, 
 from trimtab.controller.cli.output import say
 from trimtab.errors import TrimtabError
 
+EXIT_INTERRUPTED = 130
+
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -43,6 +45,7 @@ def main() -> None:
     except TrimtabError as error:
         say(f"trimtab: {error}")
         sys.exit(1)
-    except KeyboardInterrupt:
-        say("trimtab: interrupted; nothing is lost, the same command goes on")
-        sys.exit(130)
+    except SystemExit as left:
+        if left.code == EXIT_INTERRUPTED:  # Typer turns Ctrl-C into this exit
+            say("trimtab: interrupted; nothing is lost, the same command goes on")
+        raise

@@ -9,9 +9,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+# Text is shown as it is: without these, "policy.yaml:100: …" would lose its line number to an emoji.
+out = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
 def print_json(value: Any) -> None:
@@ -21,13 +23,13 @@ def print_json(value: Any) -> None:
 
 def say(text: str) -> None:
     """A line for people on standard error; markup in ``text`` is not read."""
-    err.print(text, markup=False)
+    err.print(text)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     shown = Table(*columns, box=None, pad_edge=False)
     for row in rows:
-        shown.add_row(*("" if cell is None else str(cell) for cell in row))
+        shown.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
     out.print(shown)
 
 

@@ -19,6 +19,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 RolloutId = Annotated[int | None, typer.Argument(help="The rollout's number; the latest when left out.")]
 EXIT_ROLLED_BACK, EXIT_UNDER_WAY = 3, 4
 POLL_S = 0.5
+TELL_PERIOD_S = 15.0
 
 
 @app.command("list")
@@ -112,14 +113,14 @@ def start_gated(api: ApiClient, knobs: dict[str, Any], inject: str | None) -> in
 
 
 def follow(api: ApiClient, rollout_id: int | None) -> dict[str, Any]:
-    """Prints each change of a rollout until it ends, and returns it."""
+    """Tells a rollout until it ends, and returns it: every change of state, and the last look now and then."""
     rollout = _get(api, rollout_id)
-    shown = ""
+    shown, told_at_s = "", 0.0
     while True:
-        line = _line(rollout)
-        if line != shown:
-            say(line)
-            shown = line
+        place = f"{rollout['phase']} {rollout['step']} {rollout['paused']}"
+        if place != shown or time.monotonic() - told_at_s >= TELL_PERIOD_S:
+            say(_line(rollout))
+            shown, told_at_s = place, time.monotonic()
         if Phase(rollout["phase"]) in FINAL:
             return rollout
         time.sleep(POLL_S)

@@ -14,8 +14,13 @@ from fastapi.responses import JSONResponse, RedirectResponse, Response
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.types import ASGIApp
 
-COOKIE = "trimtab_session"
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+_HEADERS = {
+    "content-security-policy": "default-src 'self'; frame-ancestors 'none'; form-action 'self'; base-uri 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+}
 
 
 class Access:
@@ -25,6 +30,8 @@ class Access:
         self._bearer = bearer
         self._links: set[str] = set()
         self._sessions: set[str] = set()
+        # Cookies know no ports: the name keeps the sessions of two controllers on one machine apart.
+        self.cookie = f"trimtab_session_{port}"
         self.hosts = frozenset({f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}"})
 
     def new_link_token(self) -> str:
@@ -47,7 +54,7 @@ class Access:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and hmac.compare_digest(token.encode(), self._bearer.encode()):
             return True
-        return request.cookies.get(COOKIE, "") in self._sessions
+        return request.cookies.get(self.cookie, "") in self._sessions
 
 
 class AccessMiddleware(BaseHTTPMiddleware):
@@ -58,31 +65,40 @@ class AccessMiddleware(BaseHTTPMiddleware):
         self._access = access
 
     async def dispatch(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
+        response = self._refusal(request)
+        if response is None and request.url.path == "/" and "token" in request.query_params:
+            response = self._open_session(request.query_params["token"])
+        if response is None:
+            response = self._stranger(request) or await call_next(request)
+        for name, value in _HEADERS.items():
+            response.headers[name] = value
+        return response
+
+    def _refusal(self, request: Request) -> Response | None:
+        """What a page of another site is told; ``None`` when host and origin are ours."""
         host = request.headers.get("host", "")
         if host not in self._access.hosts:
             return _refuse(421, f"host {host!r} is not served; accepted: {', '.join(sorted(self._access.hosts))}")
         origin = request.headers.get("origin")
         if origin is not None and origin.removeprefix("http://") not in self._access.hosts:
             return _refuse(403, f"origin {origin!r} is not allowed")
-        if request.url.path == "/" and "token" in request.query_params:
-            return self._open_session(request.query_params["token"])
+        return None
+
+    def _stranger(self, request: Request) -> Response | None:
+        """What a caller without a token is told, or a browser's write without its origin; ``None`` when known."""
         if not self._access.knows(request):
             return _refuse(401, "no valid token; run `trimtab status` for a fresh link to this page")
-        if request.method not in _SAFE and request.cookies.get(COOKIE) and origin is None:
+        has_cookie = request.cookies.get(self._access.cookie) is not None
+        if request.method not in _SAFE and has_cookie and request.headers.get("origin") is None:
             return _refuse(403, "a browser's write needs its Origin")
-        response = await call_next(request)
-        response.headers["content-security-policy"] = "default-src 'self'; frame-ancestors 'none'; form-action 'self'"
-        response.headers["x-content-type-options"] = "nosniff"
-        response.headers["referrer-policy"] = "no-referrer"
-        response.headers["cache-control"] = "no-store"
-        return response
+        return None
 
     def _open_session(self, token: str) -> Response:
         session = self._access.redeem(token)
         if session is None:
             return _refuse(401, "this link was used already; run `trimtab status` for a fresh one")
-        response = RedirectResponse("/", status_code=303, headers={"referrer-policy": "no-referrer"})
-        response.set_cookie(COOKIE, session, httponly=True, samesite="strict", path="/")
+        response = RedirectResponse("/", status_code=303)
+        response.set_cookie(self._access.cookie, session, httponly=True, samesite="strict", path="/")
         return response
 
 

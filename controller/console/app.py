@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, HTTPException, Query, Request
+from fastapi import Path as PathParameter
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 from fastapi.templating import Jinja2Templates
 from pydantic import BaseModel, ConfigDict
 from sqlalchemy import select
+from starlette.exceptions import HTTPException as RoutingError
 
 from trimtab.controller.console import views
 from trimtab.controller.console.access import Access, AccessMiddleware
@@ -24,7 +26,9 @@ from trimtab.errors import TrimtabError
 
 EVENT_PERIOD_S = 1.0
 KEEP_ALIVE_S = 15.0
+MAX_ID = 2**63 - 1  # SQLite's largest integer
 _HERE = Path(__file__).parent
+Id = Annotated[int, PathParameter(ge=1, le=MAX_ID)]
 
 
 class NewRollout(BaseModel):
@@ -66,9 +70,9 @@ def _add_errors(app: FastAPI) -> None:
         told = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         return JSONResponse({"error": told}, status_code=422)
 
-    @app.exception_handler(HTTPException)
-    async def http_error(_: Request, error: HTTPException) -> JSONResponse:
-        return JSONResponse({"error": error.detail}, status_code=error.status_code)
+    @app.exception_handler(RoutingError)  # the router's own errors and FastAPI's HTTPException
+    async def http_error(_: Request, error: RoutingError) -> JSONResponse:
+        return JSONResponse({"error": error.detail}, status_code=error.status_code, headers=error.headers)
 
 
 def _add_page(app: FastAPI, loop: ControlLoop, access: Access) -> None:
@@ -91,7 +95,7 @@ def _add_page(app: FastAPI, loop: ControlLoop, access: Access) -> None:
         return StreamingResponse(_events(request, loop), media_type="text/event-stream")
 
     @app.get("/api/v1/decisions")
-    async def decisions(after: Annotated[int, Query(ge=0)] = 0) -> list[dict[str, Any]]:
+    async def decisions(after: Annotated[int, Query(ge=0, le=MAX_ID)] = 0) -> list[dict[str, Any]]:
         with loop.store.read() as session:
             rows = select(DecisionRow).where(DecisionRow.sequence > after).order_by(DecisionRow.sequence).limit(500)
             return [views.decision_view(d) for d in session.scalars(rows)]
@@ -126,7 +130,7 @@ def _add_experiments(app: FastAPI, loop: ControlLoop) -> None:
             return [views.experiment_view(e, full=False) for e in rows]
 
     @app.get("/api/v1/experiments/{experiment_id}")
-    async def experiment(experiment_id: int) -> dict[str, Any]:
+    async def experiment(experiment_id: Id) -> dict[str, Any]:
         with loop.store.read() as session:
             row = session.get(ExperimentRow, experiment_id)
         if row is None:
@@ -146,8 +150,10 @@ def _add_experiments(app: FastAPI, loop: ControlLoop) -> None:
     @app.get("/api/v1/gates/{configuration_id}")
     async def gate(configuration_id: str) -> dict[str, Any]:
         row = loop.tuner.gate(configuration_id)
+        if (row is None or not row.passed) and loop.tuner.is_busy():
+            return {"state": "running"}  # a check that failed before is being repeated
         if row is None:
-            return {"state": "running" if loop.tuner.is_busy() else "unknown"}
+            return {"state": "unknown"}
         return {"state": "passed" if row.passed else "failed", "detail": row.detail}
 
 
@@ -157,7 +163,7 @@ def _add_rollouts(app: FastAPI, loop: ControlLoop) -> None:
         return [views.rollout_view(loop.store, r) for r in loop.rollouts.all()]
 
     @app.get("/api/v1/rollouts/{rollout_id}")
-    async def rollout(rollout_id: int) -> dict[str, Any]:
+    async def rollout(rollout_id: Id) -> dict[str, Any]:
         return views.rollout_view(loop.store, loop.rollouts.get(rollout_id))
 
     @app.post("/api/v1/rollouts", status_code=202)
@@ -165,6 +171,6 @@ def _add_rollouts(app: FastAPI, loop: ControlLoop) -> None:
         return {"id": loop.start_rollout(loop.configuration(body.knobs), "a person", inject=body.inject)}
 
     @app.post("/api/v1/rollouts/{rollout_id}/{verb}")
-    async def command(rollout_id: int, verb: Literal["pause", "resume", "promote", "abort"]) -> dict[str, Any]:
+    async def command(rollout_id: Id, verb: Literal["pause", "resume", "promote", "abort"]) -> dict[str, Any]:
         loop.rollouts.command(rollout_id, verb)
         return views.rollout_view(loop.store, loop.rollouts.get(rollout_id))

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,19 @@ class Installation:
 @pytest.fixture
 def install(tiny_model_dir: Path) -> Iterator[Callable[..., Installation]]:
     """Makes installations; everything they started is ended afterwards."""
+    with installer(tiny_model_dir) as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def shared(tiny_model_dir: Path) -> Iterator[Installation]:
+    """One installation for all tests of a module that leave it as they found it."""
+    with installer(tiny_model_dir) as make:
+        yield make()
+
+
+@contextmanager
+def installer(tiny_model_dir: Path) -> Iterator[Callable[..., Installation]]:
     made: list[Installation] = []
 
     def make(*, min_requests: int = 5, max_duration: str = "5m") -> Installation:
