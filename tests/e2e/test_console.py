@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -219,7 +219,8 @@ def test_a_client_that_goes_away_ends_its_stream(shared: Any, console: Console) 
     port = int(console.host.partition(":")[2])
     shared.until(lambda: open_connections(console.presence.pid, port) == 0, "connections are left from before", 20)
     streams = [console.known("GET", "/api/v1/events", stream=True) for _ in range(8)]
-    assert all(next(states(s))["target"]["name"] == "tiny" for s in streams)
+    readers = [states(s) for s in streams]  # a reader that is let go closes its stream
+    assert all(next(r)["target"]["name"] == "tiny" for r in readers)
     assert open_connections(console.presence.pid, port) == 8
     for stream in streams:
         stream.close()
@@ -247,11 +248,13 @@ def test_events_tell_the_state_and_every_change(shared: Any, console: Console) -
     assert "abort" in kinds
 
 
-def test_a_controller_that_is_told_to_end_does_not_wait_for_open_pages(install: Callable[..., Any]) -> None:
-    installation = install()
-    console = Console(find(installation.settings.home))
+def test_a_controller_ends_without_waiting_for_open_pages_and_forgets_sessions(shared: Any, console: Console) -> None:
+    cookies = console.browser()
     with closing(console.known("GET", "/api/v1/events", stream=True)) as stream:
-        assert next(states(stream))
-        controller = installation.controllers.pop()
+        seen = states(stream)
+        assert next(seen)
+        controller = shared.controllers.pop()
         controller.terminate()
         assert controller.wait(15) == 0
+    shared.start()
+    assert Console(find(shared.settings.home)).ask("GET", "/", cookies=cookies).status_code == 401
