@@ -5,12 +5,17 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trimtab.errors import ControllerError
+
+# struct flock (fcntl(2)): type, whence, start, length (0: to the end), pid (0 for locks of an open file description).
+_FLOCK = "hhqqi"
+_WHOLE_FILE = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +35,7 @@ def sole_controller(home: Path) -> Iterator[None]:
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (home / "controller.lock").open("a") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.fcntl(lock, fcntl.F_OFD_SETLK, _WHOLE_FILE)
         except BlockingIOError as error:
             raise ControllerError(f"a controller or a search already runs in {home}; see `trimtab status`") from error
         (home / "controller.json").unlink(missing_ok=True)  # a killed one's
@@ -38,16 +43,14 @@ def sole_controller(home: Path) -> Iterator[None]:
 
 
 def is_present(home: Path) -> bool:
-    """Whether some process holds the home's lock."""
+    """Whether some process holds the home's lock. Asks without taking it, so that nobody is kept from starting."""
     path = home / "controller.lock"
     if not path.exists():
         return False
-    with path.open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+    with path.open("rb") as lock:
+        found = fcntl.fcntl(lock, fcntl.F_OFD_GETLK, _WHOLE_FILE)
+    kind, *_ = struct.unpack(_FLOCK, found)
+    return bool(kind != fcntl.F_UNLCK)
 
 
 def announce(home: Path, presence: Presence) -> None:
