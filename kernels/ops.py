@@ -14,9 +14,10 @@ from torch import Tensor
 
 from trimtab.kernels.packing import DenseWeight, Int8Weight, Weight, unpack
 
-# From this many rows on, converting the weights to bf16 once and multiplying there beats torch's int8 and int4
-# products, which work row by row (measured at 1536 x 576 on one Zen 4 core, November 2026: equal near 16 rows).
-UNPACK_FROM_ROWS = 24
+# From this many rows on, converting the weights to bf16 once and multiplying there beats torch's own product, which
+# works row by row (3072 x 576 on one Zen 4 core, November 2026: int8 is equal at 16 rows, int4 near 64).
+UNPACK_INT8_FROM_ROWS = 20
+UNPACK_INT4_FROM_ROWS = 64
 # Up to this many query rows a sequence, sequences are padded to one batch; longer ones are prefill chunks.
 SHORT_QUERY_ROWS = 8
 
@@ -25,7 +26,8 @@ def linear(x: Tensor, weight: Weight) -> Tensor:
     """``x @ weight.T``: ``[num_tokens, in_features]`` to ``[num_tokens, out_features]`` in ``x``'s type."""
     if isinstance(weight, DenseWeight):
         return F.linear(x, weight.values)
-    if x.shape[0] >= UNPACK_FROM_ROWS:
+    is_int8 = isinstance(weight, Int8Weight)
+    if x.shape[0] >= (UNPACK_INT8_FROM_ROWS if is_int8 else UNPACK_INT4_FROM_ROWS):
         return F.linear(x, unpack(weight))
     if isinstance(weight, Int8Weight):
         return torch._weight_int8pack_mm(x, weight.values, weight.scales)

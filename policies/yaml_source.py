@@ -20,7 +20,7 @@ from trimtab.policies.manifest import API_VERSION, KINDS, ChoiceSpace, Manifest,
 MAX_TEXT_BYTES = 1024 * 1024
 Path = tuple[str | int, ...]
 
-# Keys that the design names and Trimtab does not have yet: refused by name, so that nobody looks for a typing mistake.
+# Keys that the design names and Trimtab does not have yet: refused by name, not as a typing mistake.
 NOT_BUILT: frozenset[Path] = frozenset(
     {
         ("spec", "search", "window"),

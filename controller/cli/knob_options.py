@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from trimtab.engine.contract import KnobValue
@@ -22,7 +23,8 @@ def parse_knobs(pairs: Sequence[str]) -> dict[str, KnobValue]:
 def _typed(text: str) -> KnobValue:
     for kind in (int, float):
         try:
-            return kind(text)
+            value = kind(text)
         except ValueError:
             continue
+        return value if math.isfinite(value) else text
     return text

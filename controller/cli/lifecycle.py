@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import time
 from collections import deque
@@ -10,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from trimtab.controller.backends.interface import ReplicaRole
 from trimtab.controller.backends.local import log_tail, process_of
 from trimtab.controller.cli.client import ApiClient
 from trimtab.controller.cli.model import fetch_with_progress
@@ -28,6 +30,7 @@ from trimtab.errors import ControllerError
 START_TIMEOUT_S = 180.0
 STOP_GRACE_S = 30.0
 REPLICA_GRACE_S = 60.0
+TELL_PERIOD_S = 15.0
 POLL_S = 0.2
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Files = Annotated[list[Path], typer.Option("--file", "-f", help="A manifest file; may be repeated.")]
@@ -59,6 +62,7 @@ def start_controller(where: Settings, files: list[Path]) -> dict[str, Any]:
     target, _ = target_and_policy(read_manifests(files, catalogues()))
     if is_present(where.home):
         raise ControllerError(f"a controller already runs in {where.home}; `trimtab down` ends it")
+    _refuse_taken_port(where, target.spec.port)
     if target.spec.model in {m.name for m in models.catalogue()}:
         fetch_with_progress(target.spec.model, where.cache)
     log_path = where.logs / "controller.log"
@@ -71,9 +75,34 @@ def start_controller(where: Settings, files: list[Path]) -> dict[str, Any]:
     return _wait_until_serving(where, made, log_path)
 
 
+def _refuse_taken_port(where: Settings, port: int) -> None:
+    """Raises ``ControllerError`` when another program listens on ``port``; an Envoy to adopt may."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            if not _has_proxy(where):
+                told = (
+                    f"port {port} cannot be used ({error.strerror}); end the program that has it, or change spec.port"
+                )
+                raise ControllerError(told) from error
+
+
+def _has_proxy(where: Settings) -> bool:
+    """Whether the Envoy of an earlier controller of this home still serves."""
+    if not (where.home / "state.db").exists():
+        return False
+    with sole_controller(where.home):
+        store = Store.open(where.home)
+        found = any(row.role == ReplicaRole.ENVOY for row in running_processes(store))
+        store.close()
+    return found
+
+
 def _wait_until_serving(where: Settings, made: ProcessRecord, log_path: Path) -> dict[str, Any]:
     deadline = time.monotonic() + START_TIMEOUT_S
-    problem = ""
+    problem, told_s = "", time.monotonic()
     while time.monotonic() < deadline:
         if not is_running(made):
             raise ControllerError(f"the controller ended: {log_tail(log_path, 1)}")
@@ -82,6 +111,9 @@ def _wait_until_serving(where: Settings, made: ProcessRecord, log_path: Path) ->
             if state["target"]["serving"]:
                 return state
             problem = state["problem"] or ""
+        if time.monotonic() - told_s >= TELL_PERIOD_S:
+            told_s = time.monotonic()
+            say(f"still starting; {problem or f'the logs are in {where.logs}'}")
         time.sleep(POLL_S)
     raise ControllerError(f"nothing serves after {START_TIMEOUT_S:g} s; {problem or 'see `trimtab logs`'}")
 
@@ -151,7 +183,10 @@ def logs(
 ) -> None:
     """Prints the end of the controller's, Envoy's and the replicas' logs."""
     where = settings()
-    for path in sorted(where.logs.glob("*.log")):
+    paths = sorted(where.logs.glob("*.log"))
+    if not paths:
+        raise ControllerError(f"there are no logs in {where.logs}; `trimtab up` starts a controller")
+    for path in paths:
         print(f"== {path}")
         with path.open(errors="replace") as log:
             for line in deque(log, maxlen=lines):
@@ -161,6 +196,8 @@ def logs(
 
 
 def _follow(path: Path) -> None:
+    sys.stdout.flush()
+    path.touch()
     with path.open(errors="replace") as log:
         log.seek(0, 2)
         while True:

@@ -17,6 +17,9 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 
 def fetch_with_progress(name: str, cache: Path) -> Path:
     """Fetches ``name`` unless it is cached, showing progress on standard error. Raises ``ModelFetchError``."""
+    cached = models.cached_path(name, cache)
+    if cached is not None:
+        return cached
     with download_progress() as progress:
         tasks: dict[str, object] = {}
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
@@ -23,7 +24,7 @@ from trimtab.controller.targets import read_manifests, target_and_policy
 from trimtab.controller.wiring import open_bench
 from trimtab.engine import models
 from trimtab.engine.registry import catalogues
-from trimtab.errors import ExperimentError, ManifestError
+from trimtab.errors import ExperimentError
 from trimtab.experiments.experiment import ExperimentResult
 from trimtab.experiments.plan import Estimate, estimate
 from trimtab.experiments.progress import Event
@@ -72,7 +73,9 @@ def tune(
     """Searches the best configuration under a policy and reports; touches no user traffic."""
     where = settings()
     if plan:
-        _print_plan(asyncio.run(_estimate(where, files)), as_json=as_json)
+        with TemporaryDirectory(prefix="trimtab-plan-") as home:  # a plan leaves no trace
+            planned = asyncio.run(_estimate(replace(where, home=Path(home)), files))
+        _print_plan(planned, as_json=as_json)
         return
     if is_present(where.home):
         raise ExperimentError(f"a controller runs in {where.home}; start its search with `trimtab experiment start`")
@@ -91,11 +94,8 @@ def tune(
 
 
 async def _estimate(where: Settings, files: list[Path]) -> Estimate:
-    if is_present(where.home):
-        raise ManifestError(f"a controller runs in {where.home}; use another TRIMTAB_HOME to plan")
-    with sole_controller(where.home):
-        async with open_bench(where, files) as bench:
-            return estimate(bench.tuner.plan("plan"))
+    async with open_bench(where, files) as bench:
+        return estimate(bench.tuner.plan("plan"))
 
 
 async def _search(where: Settings, files: list[Path], line: ProgressLine) -> tuple[ExperimentResult, Path]:

@@ -52,7 +52,7 @@ def weights(kind: str, out_features: int, in_features: int) -> Weight:
 
 
 @pytest.mark.parametrize("kind", ["fp32", "bf16", "int8", "int4"])
-@pytest.mark.parametrize("num_tokens", [1, 3, 23, 24, 70])
+@pytest.mark.parametrize("num_tokens", [1, 3, 19, 20, 63, 64, 70])
 @pytest.mark.parametrize(("out_features", "in_features"), [(48, 96), (160, 32), (16, 544)])
 def test_linear(kind: str, num_tokens: int, out_features: int, in_features: int) -> None:
     weight = weights(kind, out_features, in_features)
