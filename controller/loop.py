@@ -81,6 +81,9 @@ class ControlLoop:
                 if str(error) != self._problem:
                     log.error("turn failed", error=str(error))
                 self._problem = str(error)
+            except Exception as error:
+                log.exception("a fault in the controller")
+                self._problem = f"a fault in the controller ({type(error).__name__}: {error}); see its log"
             if not moved:
                 await _wait(stop, TURN_PERIOD_S)
         await self.tuner.interrupt()

@@ -196,6 +196,9 @@ class Tuner:
         except TrimtabError as error:
             self._end(experiment_id, "failed", str(error))
             raise
+        except Exception as error:
+            self._end(experiment_id, "failed", f"a fault of ours: {type(error).__name__}: {error}")
+            raise
         self._end(experiment_id, "finished", result.sentence, result)
         return result
 
@@ -268,6 +271,8 @@ class Tuner:
             await work
         except TrimtabError as error:
             log.error("experiment or gate failed", error=str(error))
+        except Exception:
+            log.exception("a fault in an experiment or gate")
 
     def _refuse_when_busy(self) -> None:
         if self.is_busy():
