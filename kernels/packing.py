@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 INT4_GROUP = 32  # weights that share a scale and a minimum, as in GGUF's Q4 blocks
+INT4_ROWS = 16  # torch's int4 product takes multiples of this many output rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,9 @@ def pack_int8(weight: Tensor) -> Int8Weight:
 def pack_int4(quants: Tensor, scales: Tensor, minima: Tensor) -> Int4Weight:
     """Packs nibbles with their scales and minima.
 
+    torch interleaves 64 output rows at a time, so weights that are multiplied as one are stacked before they are
+    packed: packed parts must not be joined.
+
     Args:
         quants: ``[out_features, in_features]`` uint8, each 0 to 15.
         scales: ``[out_features, in_features / 32]`` float.
@@ -82,11 +86,16 @@ def pack_int4(quants: Tensor, scales: Tensor, minima: Tensor) -> Int4Weight:
 
 def quantize_int4(weight: Tensor) -> Int4Weight:
     """Rounds ``[out_features, in_features]`` floats to int4 between each group's minimum and maximum."""
+    return pack_int4(*round_to_int4(weight))
+
+
+def round_to_int4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The quants, scales and minima of ``quantize_int4``, as ``pack_int4`` takes them."""
     groups = weight.reshape(weight.shape[0], -1, INT4_GROUP)
     minima, maxima = groups.amin(dim=-1), groups.amax(dim=-1)
     scales = ((maxima - minima) / 15).clamp(min=1e-12)
     quants = ((groups - minima[..., None]) / scales[..., None]).round().clamp(0, 15).to(torch.uint8)
-    return pack_int4(quants.reshape(weight.shape), scales, minima)
+    return quants.reshape(weight.shape), scales, minima
 
 
 def unpack(weight: Weight) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,8 @@ def _config(file: GGUFFile, where: str) -> ModelConfig:
         value = metadata.get(f"llama.{key}", default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ModelFileError(f"{where}: llama.{key} is {value!r}; expected a number")
+        if not math.isfinite(value):
+            raise ModelFileError(f"{where}: llama.{key} is {value!r}; expected a finite number")
         return value
 
     scaling = metadata.get("llama.rope.scaling.type", "none")
@@ -148,5 +151,5 @@ def gguf_tokenizer(file: GGUFFile, where: str) -> Tokenizer:
             add_bos=bool(metadata.get("tokenizer.ggml.add_bos_token", False)),
             chat_template=template if isinstance(template, str) else None,
         )
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise ModelFileError(f"{where}: the tokenizer cannot be built: {error}") from error

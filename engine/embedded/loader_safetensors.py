@@ -56,8 +56,11 @@ class SafetensorsWeights:
         return self._folder / file
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        with safe_open(self._path(name), framework="pt") as file:
-            return tuple(file.get_slice(f"{name}.weight").get_shape())
+        try:
+            with safe_open(self._path(name), framework="pt") as file:
+                return tuple(file.get_slice(f"{name}.weight").get_shape())
+        except (SafetensorError, OSError) as error:
+            raise ModelFileError(f"{self._path(name)}: {name}.weight cannot be read: {error}") from error
 
 
 def _index(folder: Path) -> dict[str, str]:
@@ -94,6 +97,8 @@ def _config(folder: Path) -> ModelConfig:
     if content.get("model_type") != "llama":
         raise ModelFileError(f"{path}: model_type {content.get('model_type')!r}; accepted: llama")
     rope = content.get("rope_parameters") or content.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        raise ModelFileError(f"{path}: rope parameters {rope!r}; expected an object")
     kind = rope.get("rope_type", rope.get("type", "default"))
     refused = {
         "hidden_act": content.get("hidden_act", "silu") != "silu",
@@ -122,7 +127,7 @@ def _config(folder: Path) -> ModelConfig:
             rope_theta=float(rope.get("rope_theta") or content.get("rope_theta") or 10000.0),
             tied_head=bool(content.get("tie_word_embeddings", False)),
         )
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+    except (KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
         raise ModelFileError(f"{path}: {type(error).__name__}: {error}") from error
     config.check(str(path))
     return config
@@ -137,9 +142,12 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
         template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
     eos, bos = config.get("eos_token_id"), config.get("bos_token_id")
     eos_ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    for token_id in (*eos_ids, *([] if bos is None else [bos])):
+        if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < 1 << 32:
+            raise ModelFileError(f"{folder / 'config.json'}: token id {token_id!r}; expected a whole number from 0")
     return load_tokenizer_json(
         folder / "tokenizer.json",
-        eos_ids=frozenset(int(i) for i in eos_ids),
-        bos_id=int(bos) if bos is not None else None,
+        eos_ids=frozenset(eos_ids),
+        bos_id=bos,
         chat_template=template if isinstance(template, str) and template else None,
     )

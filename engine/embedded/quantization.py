@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from trimtab.engine.embedded.weights import WeightSource
 from trimtab.errors import ModelFileError
 from trimtab.kernels.packing import (
     INT4_GROUP,
+    INT4_ROWS,
     DenseWeight,
-    Int4Weight,
     Int8Weight,
     Weight,
     pack_int4,
     pack_int8,
-    quantize_int4,
+    round_to_int4,
 )
 
 QUANTIZATIONS = ("fp32", "bf16", "int8", "int4")
@@ -37,7 +38,11 @@ def projection(source: WeightSource, names: Sequence[str], quantization: str) ->
     """One product's weight: the named weights stacked along their output rows."""
     if quantization != "int4":
         return _dense_or_int8(torch.cat([source.dense(n) for n in names]), quantization)
-    return _stack([_int4(source, name) for name in names])
+    quants, scales, minima = zip(*(_int4_parts(source, name) for name in names), strict=True)
+    num_rows = sum(part.shape[0] for part in quants)
+    if num_rows % INT4_ROWS:
+        raise ModelFileError(f"{', '.join(names)}: {num_rows} rows; int4 needs a multiple of {INT4_ROWS}")
+    return pack_int4(torch.cat(quants), torch.cat(scales), torch.cat(minima))
 
 
 def table(source: WeightSource, name: str, quantization: str) -> Weight:
@@ -51,21 +56,13 @@ def _dense_or_int8(values: torch.Tensor, quantization: str) -> DenseWeight | Int
     return DenseWeight(values.to(compute_dtype(quantization)).contiguous())
 
 
-def _int4(source: WeightSource, name: str) -> Int4Weight:
+def _int4_parts(source: WeightSource, name: str) -> tuple[Tensor, Tensor, Tensor]:
+    """One weight's quants, scales and minima: the file's own where it has them."""
     blocks = source.blocks(name)
     if blocks is not None:
-        parts = (torch.from_numpy(p.copy()) for p in (blocks.quants, blocks.scales, blocks.minima))
-        return pack_int4(*parts)
+        quants, scales, minima = (torch.from_numpy(p.copy()) for p in (blocks.quants, blocks.scales, blocks.minima))
+        return quants, scales, minima
     values = source.dense(name)
-    if values.shape[1] % INT4_GROUP or values.shape[0] % 16:
-        raise ModelFileError(f"{name} has shape {tuple(values.shape)}: int4 needs multiples of 16 by {INT4_GROUP}")
-    return quantize_int4(values)
-
-
-def _stack(parts: Sequence[Int4Weight]) -> Int4Weight:
-    """One int4 weight from several with the same inputs; torch's packing is per 16 or more output rows."""
-    return Int4Weight(
-        torch.cat([p.packed for p in parts]),
-        torch.cat([p.scales_and_zeros for p in parts], dim=1).contiguous(),
-        torch.cat([p.nibbles for p in parts]),
-    )
+    if values.shape[1] % INT4_GROUP:
+        raise ModelFileError(f"{name} has {values.shape[1]} columns; int4 needs a multiple of {INT4_GROUP}")
+    return round_to_int4(values)

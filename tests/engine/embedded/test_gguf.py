@@ -188,6 +188,14 @@ def test_a_giant_count_is_refused_before_memory_is_taken(
     assert refused_or_loaded(tmp_path, damaged) is not None
 
 
+@pytest.mark.parametrize("key", ["llama.block_count", "llama.context_length", "tokenizer.ggml.eos_token_id"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_count_that_is_no_number_is_refused(tmp_path: Path, whole: bytes, key: str, value: float) -> None:
+    at = whole.index(struct.pack("<Q", len(key)) + key.encode()) + 8 + len(key)
+    damaged = whole[:at] + struct.pack("<If", 6, value) + whole[at + 8 :]
+    assert refused_or_loaded(tmp_path, damaged) is not None
+
+
 @pytest.mark.parametrize(
     "data", [b"", b"GGUF", b"PK\x03\x04 not a model", b"GGUF" + struct.pack("<I", 99) + b"\0" * 64]
 )

@@ -80,6 +80,10 @@ def test_the_real_model_s_tokenizer_splits_digits_and_ends_turns(model_path: Pat
         "{% for i in range(99999999) %}x{% endfor %}",
         "{% for a in range(99999) %}{% for b in range(99999) %}{% set x = range(9) %}{% endfor %}{% endfor %}",
         "{% for m in messages %}{{ 'x' * 99999999 }}{% endfor %}",
+        "{% set r = range(99999) %}{% for a in r %}{% for b in r %}{% endfor %}{% endfor %}",
+        "{% set x = 99999999999 * [1] %}",
+        "{% set x = 9 ** (9 ** 9) %}",
+        "{{ 1 / 0 }}",
         "{{ messages.__class__.__mro__ }}",
         "{{ ''.__class__.__base__.__subclasses__() }}",
         "{% set _ = messages.append(1) %}",
@@ -95,3 +99,12 @@ def test_a_hostile_or_refusing_template_is_one_error(source: str) -> None:
 def test_what_is_no_template_is_refused_at_load() -> None:
     with pytest.raises(ModelFileError, match="not valid"):
         ChatTemplate("{% for %}", {})
+
+
+def test_a_template_may_use_all_that_loops_offer() -> None:
+    source = (
+        "{% for m in messages if m.role != 'system' %}{{ loop.index }}/{{ loop.length }}{{ m.content }}"
+        "{{ '.' if loop.last else ',' }}{% else %}none{% endfor %}{% for x in missing %}x{% endfor %}{{ '-' * 3 }}"
+    )
+    messages = [{"role": r, "content": c} for r, c in (("system", "s"), ("user", "a"), ("user", "b"))]
+    assert ChatTemplate(source, {}).render(messages) == "1/2a,2/2b.---"
