@@ -62,7 +62,9 @@ def start_controller(where: Settings, files: list[Path]) -> dict[str, Any]:
     target, _ = target_and_policy(read_manifests(files, catalogues()))
     if is_present(where.home):
         raise ControllerError(f"a controller already runs in {where.home}; `trimtab down` ends it")
-    _refuse_taken_port(where, target.spec.port)
+    adopts = _has_proxy(where)
+    if not adopts:
+        _refuse_taken_port(target.spec.port)
     if target.spec.model in {m.name for m in models.catalogue()}:
         fetch_with_progress(target.spec.model, where.cache)
     log_path = where.logs / "controller.log"
@@ -72,21 +74,24 @@ def start_controller(where: Settings, files: list[Path]) -> dict[str, Any]:
     env = {"TRIMTAB_HOME": str(where.home), "TRIMTAB_CACHE": str(where.cache)}
     made = spawn(ProcessSpec(tuple(argv), env, (), log_path), lambda _: None)
     say(f"starting the controller and the stable replica (log: {log_path})")
-    return _wait_until_serving(where, made, log_path)
+    try:
+        return _wait_until_serving(where, made, log_path)
+    except BaseException:  # an interrupted or failed start must not go on behind one's back
+        terminate(made, STOP_GRACE_S)
+        if not adopts:
+            stop_everything(where)
+        raise
 
 
-def _refuse_taken_port(where: Settings, port: int) -> None:
-    """Raises ``ControllerError`` when another program listens on ``port``; an Envoy to adopt may."""
+def _refuse_taken_port(port: int) -> None:
+    """Raises ``ControllerError`` when another program listens on ``port``."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            if not _has_proxy(where):
-                told = (
-                    f"port {port} cannot be used ({error.strerror}); end the program that has it, or change spec.port"
-                )
-                raise ControllerError(told) from error
+            told = f"port {port} cannot be used ({error.strerror}); end the program that has it, or change spec.port"
+            raise ControllerError(told) from error
 
 
 def _has_proxy(where: Settings) -> bool:

@@ -7,7 +7,10 @@ is under way (``rollout status``); 130 interrupted.
 from __future__ import annotations
 
 import logging
+import signal
 import sys
+from types import FrameType
+from typing import NoReturn
 
 import structlog
 import typer
@@ -40,6 +43,8 @@ def main() -> None:
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
+    # A polite end cleans up like Ctrl-C: what a command started, it ends.
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         app()
     except TrimtabError as error:
@@ -49,3 +54,7 @@ def main() -> None:
         if left.code == EXIT_INTERRUPTED:  # Typer turns Ctrl-C into this exit
             say("trimtab: interrupted; nothing is lost, the same command goes on")
         raise
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
