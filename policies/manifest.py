@@ -11,7 +11,18 @@ from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from croniter import croniter
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetJsonSchemaHandler,
+    Tag,
+    TypeAdapter,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import CoreSchema
 
 from trimtab.policies.units import Bytes, Rate, Seconds, Share
 
@@ -137,8 +148,19 @@ def _space_kind(value: Any) -> str:
     return "range"
 
 
+class _ListShorthand:
+    """Lets the JSON Schema take a plain list, which ``Search`` reads as choices."""
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        schema = handler(core)
+        values = TypeAdapter(list[KnobValue]).json_schema()
+        return {**schema, "oneOf": [*schema["oneOf"], {**values, "minItems": 1}]}
+
+
 KnobSpace = Annotated[
-    Annotated[RangeSpace, Tag("range")] | Annotated[ChoiceSpace, Tag("choices")], Discriminator(_space_kind)
+    Annotated[RangeSpace, Tag("range")] | Annotated[ChoiceSpace, Tag("choices")],
+    Discriminator(_space_kind),
+    _ListShorthand(),
 ]
 
 

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from trimtab.controller.cli.output import print_json
-from trimtab.controller.demo.demo import run_demo, told
 from trimtab.controller.settings import settings
 
 
@@ -17,6 +16,8 @@ def demo(
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Runs observe, search, confirm, canary, promote and roll back on a real model with real traffic."""
+    from trimtab.controller.demo.demo import run_demo, told
+
     content = run_demo(settings(), report)
     if as_json:
         print_json(content)

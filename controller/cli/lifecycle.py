@@ -11,16 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
-from trimtab.controller.backends.interface import ReplicaRole
-from trimtab.controller.backends.local import log_tail, process_of
 from trimtab.controller.cli.client import ApiClient
 from trimtab.controller.cli.model import fetch_with_progress
 from trimtab.controller.cli.output import knobs, print_json, say
 from trimtab.controller.presence import find, is_present, sole_controller
-from trimtab.controller.proxy import running_processes
 from trimtab.controller.settings import Settings, settings
-from trimtab.controller.store.store import Store
-from trimtab.controller.store.tables import ProcessRow
 from trimtab.controller.targets import read_manifests, target_and_policy
 from trimtab.engine import models
 from trimtab.engine.process import ProcessRecord, ProcessSpec, is_running, spawn, terminate
@@ -98,14 +93,19 @@ def _has_proxy(where: Settings) -> bool:
     """Whether the Envoy of an earlier controller of this home still serves."""
     if not (where.home / "state.db").exists():
         return False
+    from trimtab.controller.proxy import running_processes
+    from trimtab.controller.store.store import Store
+
     with sole_controller(where.home):
         store = Store.open(where.home)
-        found = any(row.role == ReplicaRole.ENVOY for row in running_processes(store))
+        found = any(row.role == "envoy" for row in running_processes(store))
         store.close()
     return found
 
 
 def _wait_until_serving(where: Settings, made: ProcessRecord, log_path: Path) -> dict[str, Any]:
+    from trimtab.controller.backends.local import log_tail
+
     deadline = time.monotonic() + START_TIMEOUT_S
     problem, told_s = "", time.monotonic()
     while time.monotonic() < deadline:
@@ -139,6 +139,11 @@ def stop_everything(where: Settings) -> int:
         num_ended += 1
     if not (where.home / "state.db").exists():
         return num_ended
+    from trimtab.controller.backends.local import process_of
+    from trimtab.controller.proxy import running_processes
+    from trimtab.controller.store.store import Store
+    from trimtab.controller.store.tables import ProcessRow
+
     with sole_controller(where.home):
         store = Store.open(where.home)
         for row in running_processes(store):

@@ -46,7 +46,7 @@ def main() -> None:
     # A polite end cleans up like Ctrl-C: what a command started, it ends.
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        app()
+        app(prog_name="trimtab")
     except TrimtabError as error:
         say(f"trimtab: {error}")
         sys.exit(1)

@@ -54,4 +54,6 @@ def init(
             file.write((folder / f"{preset}.yaml").read_text())
     except FileExistsError as error:
         raise ManifestError(f"{output} exists; choose another name with --output") from error
+    except OSError as error:
+        raise ManifestError(f"{output} cannot be written: {error.strerror}") from error
     say(f"wrote {output}; check it with `trimtab policy validate {output}`")

@@ -10,7 +10,6 @@ import typer
 from trimtab.controller.cli.client import ApiClient
 from trimtab.controller.cli.knob_options import parse_knobs
 from trimtab.controller.cli.output import print_json, say, table
-from trimtab.controller.rollout.machine import FINAL, Phase
 from trimtab.controller.settings import settings
 from trimtab.errors import RolloutError
 
@@ -121,7 +120,7 @@ def follow(api: ApiClient, rollout_id: int | None) -> dict[str, Any]:
         if place != shown or time.monotonic() - told_at_s >= TELL_PERIOD_S:
             say(_line(rollout))
             shown, told_at_s = place, time.monotonic()
-        if Phase(rollout["phase"]) in FINAL:
+        if rollout["ended_unix_s"] is not None:
             return rollout
         time.sleep(POLL_S)
         rollout = _get(api, rollout["id"])
@@ -154,10 +153,6 @@ def _line(rollout: dict[str, Any]) -> str:
 
 
 def _exit_code(rollout: dict[str, Any]) -> int:
-    match Phase(rollout["phase"]):
-        case Phase.SUCCEEDED:
-            return 0
-        case Phase.ROLLED_BACK:
-            return EXIT_ROLLED_BACK
-        case _:
-            return EXIT_UNDER_WAY
+    if rollout["ended_unix_s"] is None:
+        return EXIT_UNDER_WAY
+    return 0 if rollout["phase"] == "succeeded" else EXIT_ROLLED_BACK

@@ -8,7 +8,7 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
@@ -18,16 +18,16 @@ from trimtab.controller.cli.lifecycle import Files
 from trimtab.controller.cli.model import fetch_with_progress
 from trimtab.controller.cli.output import err, print_json, say
 from trimtab.controller.presence import is_present, sole_controller
-from trimtab.controller.progress import told
 from trimtab.controller.settings import Settings, settings
 from trimtab.controller.targets import read_manifests, target_and_policy
-from trimtab.controller.wiring import open_bench
 from trimtab.engine import models
 from trimtab.engine.registry import catalogues
 from trimtab.errors import ExperimentError
-from trimtab.experiments.experiment import ExperimentResult
-from trimtab.experiments.plan import Estimate, estimate
-from trimtab.experiments.progress import Event
+
+if TYPE_CHECKING:
+    from trimtab.experiments.experiment import ExperimentResult
+    from trimtab.experiments.plan import Estimate
+    from trimtab.experiments.progress import Event
 
 POLL_S = 0.5
 
@@ -94,11 +94,17 @@ def tune(
 
 
 async def _estimate(where: Settings, files: list[Path]) -> Estimate:
+    from trimtab.controller.wiring import open_bench
+    from trimtab.experiments.plan import estimate
+
     async with open_bench(where, files) as bench:
         return estimate(bench.tuner.plan("plan"))
 
 
 async def _search(where: Settings, files: list[Path], line: ProgressLine) -> tuple[ExperimentResult, Path]:
+    from trimtab.controller.progress import told
+    from trimtab.controller.wiring import open_bench
+
     def show(event: Event) -> None:
         line.show(told(event))
 
