@@ -137,6 +137,7 @@ def paged_case(
         [(50, 50)],
         [(50, 20), (33, 33), (5, 1), (64, 9)],
         [(3, 3), (100, 1)],
+        [(700, 1), (5, 1), (300, 1), (256, 1), (520, 3), (4, 2), (260, 1)],  # several groups of alike lengths
     ],
 )
 def test_paged_attention(dtype: torch.dtype, lengths: list[tuple[int, int]]) -> None:
