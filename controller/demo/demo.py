@@ -132,9 +132,9 @@ def told(report: dict[str, Any]) -> Sequence[str]:
     requests, rollouts = report["requests"], report["rollouts"]
     before, after = Summary(**report["before"]), Summary(**report["after"])
     return (
-        f"{'':10}{'TTFT p95':>12}{'TPOT p95':>12}{'goodput':>12}{'KL':>10}  configuration",
-        _row("before", before),
-        _row("after", after),
+        f"{'':10}{'TTFT p95':>12}{'TPOT p95':>12}{'goodput':>12}{'KL':>10}  what differs",
+        _row("before", before, after),
+        _row("after", after, before),
         f"promoted:    {rollouts[0]['sentence']}",
         f"rolled back: {rollouts[1]['sentence']}",
         f"requests:    {', '.join(f'{count} {name}' for name, count in requests.items())}",
@@ -142,13 +142,14 @@ def told(report: dict[str, Any]) -> Sequence[str]:
     )
 
 
-def _row(name: str, seen: Summary) -> str:
+def _row(name: str, seen: Summary, other: Summary) -> str:
+    differing = {knob: value for knob, value in seen.knobs.items() if other.knobs.get(knob) != value}
     cells = (
         _cell(seen.ttft_p95_s, 1000, "ms", 0),
         _cell(seen.tpot_p95_s, 1000, "ms", 1),
         _cell(seen.goodput_per_s, 1, "/s", 2),
     )
-    return f"{name:10}{''.join(cells)}{_cell(seen.kl_nats, 1, '', 4)[2:]}  {knobs(seen.knobs)}"
+    return f"{name:10}{''.join(cells)}{_cell(seen.kl_nats, 1, '', 4)[2:]}  {knobs(differing)}"
 
 
 def _cell(value: float | None, factor: float, unit: str, digits: int) -> str:
