@@ -82,7 +82,8 @@ def judge(rollout: Rollout, look: Look) -> Verdict:
     pairs = _windows(look, settings.window)
     canary = [r for pair in pairs for r in pair[0]]
     baseline = [r for pair in pairs for r in pair[1]]
-    blocked = _why_not_comparable(settings, canary, baseline)
+    too_few = _too_few(settings, canary, baseline)
+    blocked = too_few or _unequal(settings, canary, baseline)
     num_compared_steps = max(1, len(rollout.steps) - 1)
     alpha = (1 - settings.confidence) / (NUM_CHECKS * num_compared_steps)
     detect = rollout.steps[look.step].detect
@@ -97,7 +98,8 @@ def judge(rollout: Rollout, look: Look) -> Verdict:
     ]
     checks.append(_error_check(canary, baseline, alpha))
     if blocked:
-        checks = [c if c.result is CheckResult.FAIL else _held_back(c, blocked) for c in checks]
+        # A canary that does harm finishes less, and so unbalances the arms: unequal load holds back passes only.
+        checks = [c if c.result is CheckResult.FAIL and not too_few else _held_back(c, blocked) for c in checks]
     return _fold(checks, (len(canary), len(baseline), len(pairs)), blocked)
 
 

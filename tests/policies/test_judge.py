@@ -111,6 +111,14 @@ def test_a_figure_that_no_record_has_never_passes() -> None:
     assert next(c for c in verdict.checks if c.metric == "tpot").result is CheckResult.INCONCLUSIVE
 
 
+def test_harm_is_not_judged_from_too_few_requests_but_is_under_unequal_load() -> None:
+    rng = random.Random(11)
+    few = judge(ROLLOUT, look(records(rng, num=19, slow=5.0), records(rng, num=100)))
+    assert few.decision is Decision.INCONCLUSIVE
+    unequal = judge(ROLLOUT, look(records(rng, num=40, slow=5.0), records(rng, num=100)))
+    assert unequal.decision is Decision.ROLLBACK
+
+
 def test_arms_with_unequal_load_are_not_compared() -> None:
     rng = random.Random(7)
     verdict = judge(ROLLOUT, look(records(rng, num=50), records(rng, num=100)))
