@@ -118,19 +118,21 @@ def _windows(look: Look, window_s: float) -> list[_Pair]:
     return pairs
 
 
-def _why_not_comparable(
-    settings: JudgeSettings, canary: Sequence[RequestRecord], baseline: Sequence[RequestRecord]
-) -> str | None:
-    fewest = min(len(canary), len(baseline))
-    if fewest < settings.minRequests:
-        return (
-            f"{len(canary)} canary and {len(baseline)} baseline requests, of the {settings.minRequests} needed each"
-        )
+_Records = Sequence[RequestRecord]
+
+
+def _too_few(settings: JudgeSettings, canary: _Records, baseline: _Records) -> str | None:
+    if min(len(canary), len(baseline)) >= settings.minRequests:
+        return None
+    return f"{len(canary)} canary and {len(baseline)} baseline requests, of the {settings.minRequests} needed each"
+
+
+def _unequal(settings: JudgeSettings, canary: _Records, baseline: _Records) -> str | None:
     tokens = [sum(r.prompt_tokens + r.output_tokens for r in arm) for arm in (canary, baseline)]
     imbalance = abs(tokens[0] - tokens[1]) / max(1, *tokens)
-    if imbalance > settings.maxImbalance:
-        return f"the arms' tokens differ by {imbalance:.0%}, more than {settings.maxImbalance:.0%}"
-    return None
+    if imbalance <= settings.maxImbalance:
+        return None
+    return f"the arms' tokens differ by {imbalance:.0%}, more than {settings.maxImbalance:.0%}"
 
 
 def _log_ratio(pair: _Pair, figure: Callable[[RequestRecord], float | None]) -> float | None:
