@@ -40,7 +40,8 @@ class Tokenizer:
         """Token ids of ``text``; control tokens written out in it count as such only with ``parse_special``."""
         fast = self._fast if parse_special else self._plain
         ids: list[int] = fast.encode(text, add_special_tokens=False).ids
-        return [self.bos_id, *ids] if self._add_bos and self.bos_id is not None else ids
+        # A chat template may have written it already.
+        return [self.bos_id, *ids] if self._add_bos and self.bos_id is not None and ids[:1] != [self.bos_id] else ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ``ids``; control tokens are left out."""
@@ -120,6 +121,8 @@ def bpe_tokenizer(
     fast.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in control])
     names = {"bos_token": _name(tokens, bos_id), "eos_token": _name(tokens, min(eos_ids, default=None))}
     template = ChatTemplate(chat_template, names) if chat_template else None
+    # Whether the file's own post-processor puts it there.
+    add_bos = bos_id is not None and fast.encode("").ids[:1] == [bos_id]
     return Tokenizer(fast, eos_ids=eos_ids, bos_id=bos_id, add_bos=add_bos, chat_template=template)
 
 
@@ -136,7 +139,9 @@ def load_tokenizer_json(
         "eos_token": (fast.id_to_token(min(eos_ids)) if eos_ids else None) or "",
     }
     template = ChatTemplate(chat_template, names) if chat_template else None
-    return Tokenizer(fast, eos_ids=eos_ids, bos_id=bos_id, add_bos=False, chat_template=template)
+    # Whether the file's own post-processor puts it there.
+    add_bos = bos_id is not None and fast.encode("").ids[:1] == [bos_id]
+    return Tokenizer(fast, eos_ids=eos_ids, bos_id=bos_id, add_bos=add_bos, chat_template=template)
 
 
 def _name(tokens: list[str], token_id: int | None) -> str:

@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
 from trimtab.engine.embedded.chat_template import ChatTemplate
 from trimtab.engine.embedded.gguf_file import GGUFFile
 from trimtab.engine.embedded.loader_gguf import gguf_tokenizer
 from trimtab.engine.embedded.loader_safetensors import folder_tokenizer
-from trimtab.engine.embedded.tokenizer import IncrementalDetokenizer, Tokenizer
+from trimtab.engine.embedded.tokenizer import IncrementalDetokenizer, Tokenizer, load_tokenizer_json
 from trimtab.errors import ModelFileError, RequestError
 
 
@@ -40,6 +42,19 @@ def test_text_survives_the_way_there_and_back(tiny: Tokenizer, text: str) -> Non
     streamed = [pieces.push(i) for i in ids]
     assert "".join(streamed) + pieces.flush() == text
     assert not any("\ufffd" in piece for piece in streamed if "\ufffd" not in text)
+
+
+def test_a_file_that_begins_texts_with_bos_does_so_once(tiny_model_dir: Path, tmp_path: Path) -> None:
+    fast = FastTokenizer.from_file(str(tiny_model_dir / "tokenizer.json"))
+    fast.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", 0)]
+    )
+    fast.save(str(tmp_path / "tokenizer.json"))
+    oracle = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer_json(tmp_path / "tokenizer.json", eos_ids=frozenset({1}), bos_id=0, chat_template=None)
+    assert tokenizer.encode("Hello", parse_special=True) == oracle.encode("Hello")
+    once = tokenizer.encode("<|im_start|>Hello", parse_special=True)
+    assert once == oracle.encode("Hello")
 
 
 def test_control_tokens_in_users_text_stay_text(tiny: Tokenizer) -> None:
