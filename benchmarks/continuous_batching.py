@@ -9,23 +9,18 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
-from benchmarks.report import Row, finish, parser, run_rounds
-from trimtab.engine.adapters.embedded import CATALOGUE
+from benchmarks.core import QUANTIZATIONS, add_model, drain, new_core, random_prompt, submit
+from benchmarks.report import Row, cpu_s, finish, parser, run_rounds
 from trimtab.engine.embedded.blocks import BlockAllocator
-from trimtab.engine.embedded.core import EngineCore, Telemetry
-from trimtab.engine.embedded.generation import Emission, GenerationRequest
-from trimtab.engine.embedded.loader import LoadedModel, load_model
-from trimtab.engine.embedded.metrics import EngineMetrics
-from trimtab.engine.embedded.records import RecordRing
-from trimtab.engine.embedded.sampling import SamplingParams
+from trimtab.engine.embedded.core import EngineCore
+from trimtab.engine.embedded.generation import Emission
+from trimtab.engine.embedded.loader import load_model
 
 BATCH = 16
 MEDIAN_TOKENS, P99_TOKENS = 64, 512
@@ -42,48 +37,32 @@ def shapes(number: int, seed: int) -> list[Shape]:
     rng = random.Random(seed)
     made = []
     for _ in range(number):
-        prompt = tuple(rng.randrange(100, 40_000) for _ in range(rng.randint(16, 48)))
+        prompt = random_prompt(rng, rng.randint(16, 48))
         made.append(Shape(prompt, min(2048, max(1, round(rng.lognormvariate(math.log(MEDIAN_TOKENS), _SIGMA))))))
     return made
 
 
-def new_core(loaded: LoadedModel, quantization: str) -> EngineCore:
-    values = {"quantization": quantization, "max_num_seqs": BATCH}
-    return EngineCore(loaded, CATALOGUE.configuration(values), Telemetry(EngineMetrics(), RecordRing()))
-
-
-def submit(core: EngineCore, shape: Shape, output_tokens: int, received: list[Emission]) -> None:
-    params = SamplingParams(max_output_tokens=output_tokens, temperature=0.0, ignore_eos=True)
-    now_s = time.monotonic()
-    core.submit(GenerationRequest("benchmark", shape.prompt_ids, params, now_s, now_s, received.append))
-
-
-def drain(core: EngineCore) -> None:
-    while core.has_work:
-        core.step()
-
-
 def continuous_tokens_per_s(core: EngineCore, wanted: list[Shape]) -> float:
     received: list[Emission] = []
-    started_s = time.monotonic()
+    started_s = cpu_s()
     for shape in wanted:
-        submit(core, shape, shape.output_tokens, received)
+        submit(core, shape.prompt_ids, shape.output_tokens, received)
     drain(core)
-    elapsed_s = time.monotonic() - started_s
+    elapsed_s = cpu_s() - started_s
     assert sum(len(e.token_ids) for e in received) == sum(s.output_tokens for s in wanted)
     return sum(s.output_tokens for s in wanted) / elapsed_s
 
 
 def static_tokens_per_s(core: EngineCore, wanted: list[Shape]) -> float:
     received: list[Emission] = []
-    started_s = time.monotonic()
+    started_s = cpu_s()
     for start in range(0, len(wanted), BATCH):
         batch = wanted[start : start + BATCH]
         longest = max(s.output_tokens for s in batch)
         for shape in batch:
-            submit(core, shape, longest, received)
+            submit(core, shape.prompt_ids, longest, received)
         drain(core)
-    return sum(s.output_tokens for s in wanted) / (time.monotonic() - started_s)
+    return sum(s.output_tokens for s in wanted) / (cpu_s() - started_s)
 
 
 def usable_ratio(seed: int) -> float:
@@ -104,7 +83,7 @@ def rows(rounds: list[Any]) -> list[Row]:
     continuous, static = ([r[arm] for r in rounds] for arm in ("continuous", "static"))
     ratios = [c / s for c, s in zip(continuous, static, strict=True)]
     usable = [usable_ratio(seed) for seed in range(20)]
-    unit = "wanted output tokens/s"
+    unit = "wanted output tokens per CPU second"
     return [
         Row("static batching, 16 rows", median(static), unit, low=min(static), high=max(static)),
         Row(
@@ -120,16 +99,15 @@ def rows(rounds: list[Any]) -> list[Row]:
 
 def main() -> None:
     options = parser(__doc__)
-    options.add_argument("--model", type=Path, required=True, help="a .gguf file or a Hugging Face folder")
-    options.add_argument("--quantization", default="bf16", choices=("fp32", "bf16", "int8", "int4"))
-    options.add_argument("--threads", type=int, default=1)
+    add_model(options)
+    options.add_argument("--quantization", default="bf16", choices=QUANTIZATIONS)
     arguments = options.parse_args()
-    torch.set_num_threads(arguments.threads)
+    torch.set_num_threads(1)
     loaded = load_model(arguments.model, arguments.quantization)
-    number, num_rounds = (32, 1) if arguments.quick else (96, 3)
+    number, num_rounds = (32, 1) if arguments.quick else (48, 3)
 
     def run_round(seed: int) -> dict[str, float]:
-        core, wanted = new_core(loaded, arguments.quantization), shapes(number, seed)
+        core, wanted = new_core(loaded, arguments.quantization, max_num_seqs=BATCH), shapes(number, seed)
         arms = {"continuous": continuous_tokens_per_s, "static": static_tokens_per_s}
         # The order alternates, so that a machine that slows down favours neither.
         order = list(arms) if seed % 2 == 0 else list(arms)[::-1]

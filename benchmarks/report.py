@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,6 +38,15 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     made.add_argument("--quick", action="store_true", help="a minute instead of several; the figures are rougher")
     made.add_argument("--json", type=Path, help="write the result here; a run that was cut short resumes from it")
     return made
+
+
+def cpu_s() -> float:
+    """The clock of benchmarks that compute on one thread: the CPU time of this process.
+
+    On a core of its own it runs as fast as the wall's. On a shared machine it leaves out the time that others had the
+    core; what they take of caches and memory bandwidth stays in.
+    """
+    return time.process_time()
 
 
 def run_rounds(num_rounds: int, run_round: Callable[[int], dict[str, float]], json_path: Path | None) -> list[Any]:

@@ -1,0 +1,109 @@
+"""The other load generator: runs ``guidellm`` from an environment of its own and reads its report."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+_TIMEOUT_S = 300.0
+# By default it starts 10 worker processes, which take a core from a small machine while they start. Its telemetry and
+# its tokenizer look-ups must not wait for a network.
+_ENVIRONMENT = {"GUIDELLM__MAX_WORKER_PROCESSES": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class ClientFigures:
+    """What one client says of one load. Latencies are medians over requests."""
+
+    ttft_s: float
+    tpot_s: float
+    output_tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GuidellmLoad:
+    """What to send. ``profile`` is guidellm's own, such as ``kind=constant,rate=0.5``."""
+
+    base_url: str
+    model: str
+    profile: str
+    prompts: tuple[str, ...]
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class GuidellmRun:
+    """``sent_s`` is when each request was sent, from the first one on, in order."""
+
+    figures: ClientFigures
+    sent_s: tuple[float, ...]
+
+
+class Guidellm:
+    """The installed command and the tokenizer that it insists on."""
+
+    def __init__(self, binary: Path, tokenizer: Path, folder: Path) -> None:
+        """``folder`` receives its input and its report."""
+        self._binary = binary
+        self._tokenizer = tokenizer
+        self._folder = folder
+
+    @property
+    def version(self) -> str:
+        ended = subprocess.run([self._binary, "--version"], capture_output=True, text=True, check=True)
+        return ended.stdout.strip().rsplit(maxsplit=1)[-1]
+
+    def run(self, load: GuidellmLoad) -> GuidellmRun:
+        """Raises ``SystemExit`` when it fails, or when a request failed or had another length than planned."""
+        data, report = self._folder / "prompts.jsonl", self._folder / "report.json"
+        lines = [json.dumps({"prompt": p, "output_tokens_count": load.output_tokens}) for p in load.prompts]
+        # Twice as many rows as requests: it sometimes ends a request short when the data ends with them.
+        data.write_text("\n".join(lines * 2) + "\n")
+        command = self._command(load, data, report)
+        ended = subprocess.run(
+            command, env={**os.environ, **_ENVIRONMENT}, cwd=self._folder, timeout=_TIMEOUT_S,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+        )  # fmt: skip
+        if ended.returncode != 0:
+            raise SystemExit(f"guidellm ended with {ended.returncode}:\n{ended.stdout[-2000:]}")
+        benchmark = json.loads(report.read_text())["benchmarks"][0]
+        report.unlink()
+        return _read(benchmark, load)
+
+    def _command(self, load: GuidellmLoad, data: Path, report: Path) -> list[str]:
+        backend = {
+            "kind": "openai_http",
+            "target": load.base_url,
+            "model": load.model,
+            "request_format": "/v1/completions",
+            "extras": {"body": {"temperature": 0}},
+        }
+        return [
+            str(self._binary), "run", "--backend", json.dumps(backend), "--profile", load.profile,
+            "--constraint", f"kind=max_requests,count={len(load.prompts)}",
+            "--tokenizer", f"kind=hf_auto,model={self._tokenizer}", "--data", f"kind=json_file,path={data}",
+            "--output", f"kind=json,path={report}", "--disable-console",
+        ]  # fmt: skip
+
+
+def _read(benchmark: dict[str, Any], load: GuidellmLoad) -> GuidellmRun:
+    metrics, requests = benchmark["metrics"], benchmark["requests"]["successful"]
+    lengths = {(r["prompt_tokens"], r["output_tokens"]) for r in requests}
+    if len(requests) != len(load.prompts) or lengths != {(load.prompt_tokens, load.output_tokens)}:
+        totals = metrics["request_totals"]
+        raise SystemExit(f"guidellm's load is not the planned one: requests {totals}, lengths {sorted(lengths)}")
+    sent_s = sorted(r["request_start_time"] for r in requests)
+    figures = ClientFigures(
+        ttft_s=median(r["time_to_first_token_ms"] for r in requests) / 1000,
+        # Its "inter-token latency" is (last - first) / (n - 1), which is our TPOT; its "time per output token" is the
+        # whole request's time over n, the first token included.
+        tpot_s=median(r["inter_token_latency_ms"] for r in requests) / 1000,
+        output_tokens_per_s=metrics["output_tokens_per_second"]["successful"]["mean"],
+    )
+    return GuidellmRun(figures, tuple(s - sent_s[0] for s in sent_s))
