@@ -15,7 +15,7 @@ from pathlib import Path
 from trimtab.engine.adapters.embedded import CATALOGUE, EmbeddedAdapter
 from trimtab.engine.adapters.interface import Launch
 from trimtab.engine.contract import KnobValue
-from trimtab.engine.process import ProcessRecord, ProcessSpec, is_running, spawn, terminate
+from trimtab.engine.process import ProcessRecord, ProcessSpec, exit_code, spawn, terminate
 
 MODEL_NAME = "benchmark"
 _START_TIMEOUT_S = 60.0
@@ -40,7 +40,7 @@ def engine_process(model: Path, knobs: Mapping[str, KnobValue], cpu: int) -> Ite
 
 def _wait_ready(base_url: str, record: ProcessRecord, log_path: Path) -> None:
     deadline = time.monotonic() + _START_TIMEOUT_S
-    while is_running(record) and time.monotonic() < deadline:
+    while exit_code(record) is None and time.monotonic() < deadline:
         try:
             with urllib.request.urlopen(f"{base_url}/ready", timeout=2):
                 return
