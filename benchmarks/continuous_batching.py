@@ -104,7 +104,7 @@ def main() -> None:
     arguments = options.parse_args()
     torch.set_num_threads(1)
     loaded = load_model(arguments.model, arguments.quantization)
-    number, num_rounds = (32, 1) if arguments.quick else (48, 3)
+    number, num_rounds = (32, 1) if arguments.quick else (48, 5)
 
     def run_round(seed: int) -> dict[str, float]:
         core, wanted = new_core(loaded, arguments.quantization, max_num_seqs=BATCH), shapes(number, seed)

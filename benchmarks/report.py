@@ -80,7 +80,7 @@ def machine() -> dict[str, Any]:
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "cpu": model[0].split(":", 1)[1].strip() if model else platform.machine(),
-        "num_cpus": len(os.sched_getaffinity(0)),
+        "num_cpus": os.cpu_count(),
         "memory_bytes": memory_bytes,
         "system": platform.platform(),
         "python": platform.python_version(),

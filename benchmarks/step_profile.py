@@ -81,7 +81,7 @@ def main() -> None:
     arguments = options.parse_args()
     torch.set_num_threads(1)
     cores = {q: new_core(load_model(arguments.model, q), q) for q in PROFILED}
-    num_steps, num_rounds = (8, 1) if arguments.quick else (24, 3)
+    num_steps, num_rounds = (8, 1) if arguments.quick else (24, 5)
 
     def run_round(number: int) -> dict[str, float]:
         measured = {q: profile_steps(core, num_steps, number) for q, core in cores.items()}

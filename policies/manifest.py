@@ -229,7 +229,7 @@ class Arrivals(Strict):
 
 
 class SyntheticWorkload(Strict):
-    from_: Literal["synthetic"] = Field(alias="from")
+    from_: Literal["synthetic"] = Field(alias="from", description="Where the requests come from.")
     rate: Rate = Field(description="Mean rate of requests.")
     arrivals: Arrivals = Field(default_factory=Arrivals)
     promptTokens: LogNormal = Field(description="Lengths of prompts.")
@@ -239,7 +239,7 @@ class SyntheticWorkload(Strict):
 
 
 class TraceWorkload(Strict):
-    from_: Literal["trace"] = Field(alias="from")
+    from_: Literal["trace"] = Field(alias="from", description="Where the requests come from.")
     path: str = Field(description="A JSONL trace with prompts, relative to the manifest's folder.")
     rate: Rate | None = Field(None, description="Mean rate that the trace's clock is scaled to; None: as recorded.")
 
@@ -338,8 +338,8 @@ class PolicySpec(Strict):
 class TuningPolicy(Strict):
     """What is wanted and allowed."""
 
-    apiVersion: Literal["trimtab.dev/v1alpha1"]
-    kind: Literal["TuningPolicy"]
+    apiVersion: Literal["trimtab.dev/v1alpha1"] = Field(description="The version of the manifests' form.")
+    kind: Literal["TuningPolicy"] = Field(description="Which manifest this is.")
     metadata: Metadata
     spec: PolicySpec
 
@@ -370,8 +370,8 @@ class EngineSpec(Strict):
 class TunedEngine(Strict):
     """The service that is tuned."""
 
-    apiVersion: Literal["trimtab.dev/v1alpha1"]
-    kind: Literal["TunedEngine"]
+    apiVersion: Literal["trimtab.dev/v1alpha1"] = Field(description="The version of the manifests' form.")
+    kind: Literal["TunedEngine"] = Field(description="Which manifest this is.")
     metadata: Metadata
     spec: EngineSpec
 
