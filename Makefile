@@ -42,7 +42,9 @@ test-full-rollout: setup model prometheus
 	$(PYTEST) -m slow tests/controller tests/e2e
 
 bench: setup model
-	$(BIN)/python -m benchmarks.continuous_batching --json benchmarks/results/continuous_batching.json
+	for name in engine_speed step_profile continuous_batching; do \
+	  $(BIN)/python -m benchmarks.$$name --json benchmarks/results/$$name.json || exit; done
+	$(BIN)/python docs/generate.py
 
 lock:
 	$(PYTHON) -m venv .lock-venv

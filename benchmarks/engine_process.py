@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import secrets
+import signal
 import socket
+import sys
 import tempfile
 import time
 import urllib.error
@@ -24,7 +26,8 @@ _GRACE_S = 10.0
 
 @contextmanager
 def engine_process(model: Path, knobs: Mapping[str, KnobValue], cpu: int) -> Iterator[str]:
-    """Serves ``model`` on one core and yields its base URL; the process is gone afterwards."""
+    """Serves ``model`` on one core and yields its base URL; the process is gone afterwards, also after SIGTERM."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     port, admin_port = _free_ports(2)
     launch = Launch(model, MODEL_NAME, CATALOGUE.configuration(knobs), port, admin_port, secrets.token_hex(16))
     command = EmbeddedAdapter().command(launch)

@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 _TIMEOUT_S = 300.0
+_ATTEMPTS = 4
 # By default it starts 10 worker processes, which take a core from a small machine while they start. Its telemetry and
 # its tokenizer look-ups must not wait for a network.
 _ENVIRONMENT = {"GUIDELLM__MAX_WORKER_PROCESSES": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
@@ -37,14 +38,6 @@ class GuidellmLoad:
     output_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class GuidellmRun:
-    """``sent_s`` is when each request was sent, from the first one on, in order."""
-
-    figures: ClientFigures
-    sent_s: tuple[float, ...]
-
-
 class Guidellm:
     """The installed command and the tokenizer that it insists on."""
 
@@ -59,12 +52,26 @@ class Guidellm:
         ended = subprocess.run([self._binary, "--version"], capture_output=True, text=True, check=True)
         return ended.stdout.strip().rsplit(maxsplit=1)[-1]
 
-    def run(self, load: GuidellmLoad) -> GuidellmRun:
-        """Raises ``SystemExit`` when it fails, or when a request failed or had another length than planned."""
+    def run(self, load: GuidellmLoad) -> ClientFigures:
+        """Raises ``SystemExit`` when it fails, or when no attempt sent the planned requests.
+
+        It sometimes ends a run one request short; such a run says nothing of the planned load and is made again.
+        """
+        for _ in range(_ATTEMPTS):
+            benchmark = self._benchmark(load)
+            requests = benchmark["requests"]["successful"]
+            lengths = {(r["prompt_tokens"], r["output_tokens"]) for r in requests}
+            if len(requests) == len(load.prompts) and lengths == {(load.prompt_tokens, load.output_tokens)}:
+                return _read(benchmark)
+        totals = benchmark["metrics"]["request_totals"]
+        raise SystemExit(f"guidellm's load is not the planned one: requests {totals}, lengths {sorted(lengths)}")
+
+    def _benchmark(self, load: GuidellmLoad) -> dict[str, Any]:
         data, report = self._folder / "prompts.jsonl", self._folder / "report.json"
         lines = [json.dumps({"prompt": p, "output_tokens_count": load.output_tokens}) for p in load.prompts]
-        # Twice as many rows as requests: it sometimes ends a request short when the data ends with them.
-        data.write_text("\n".join(lines * 2) + "\n")
+        data.write_text(
+            "\n".join(lines * 2) + "\n"
+        )  # it ends a request short more often when the data ends with them
         command = self._command(load, data, report)
         ended = subprocess.run(
             command, env={**os.environ, **_ENVIRONMENT}, cwd=self._folder, timeout=_TIMEOUT_S,
@@ -72,9 +79,9 @@ class Guidellm:
         )  # fmt: skip
         if ended.returncode != 0:
             raise SystemExit(f"guidellm ended with {ended.returncode}:\n{ended.stdout[-2000:]}")
-        benchmark = json.loads(report.read_text())["benchmarks"][0]
+        benchmark: dict[str, Any] = json.loads(report.read_text())["benchmarks"][0]
         report.unlink()
-        return _read(benchmark, load)
+        return benchmark
 
     def _command(self, load: GuidellmLoad, data: Path, report: Path) -> list[str]:
         backend = {
@@ -92,18 +99,12 @@ class Guidellm:
         ]  # fmt: skip
 
 
-def _read(benchmark: dict[str, Any], load: GuidellmLoad) -> GuidellmRun:
+def _read(benchmark: dict[str, Any]) -> ClientFigures:
     metrics, requests = benchmark["metrics"], benchmark["requests"]["successful"]
-    lengths = {(r["prompt_tokens"], r["output_tokens"]) for r in requests}
-    if len(requests) != len(load.prompts) or lengths != {(load.prompt_tokens, load.output_tokens)}:
-        totals = metrics["request_totals"]
-        raise SystemExit(f"guidellm's load is not the planned one: requests {totals}, lengths {sorted(lengths)}")
-    sent_s = sorted(r["request_start_time"] for r in requests)
-    figures = ClientFigures(
+    return ClientFigures(
         ttft_s=median(r["time_to_first_token_ms"] for r in requests) / 1000,
         # Its "inter-token latency" is (last - first) / (n - 1), which is our TPOT; its "time per output token" is the
         # whole request's time over n, the first token included.
         tpot_s=median(r["inter_token_latency_ms"] for r in requests) / 1000,
         output_tokens_per_s=metrics["output_tokens_per_second"]["successful"]["mean"],
     )
-    return GuidellmRun(figures, tuple(s - sent_s[0] for s in sent_s))

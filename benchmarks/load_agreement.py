@@ -1,16 +1,13 @@
 """Whether our load generator and ``guidellm`` say the same of the same server under the same load.
 
-Two loads, each of fixed lengths, the same prompts and greedy answers, both clients in turn on the client's core:
-
-- arrivals at a constant rate that leaves the server idle between requests; each client makes them itself, and which
-  one goes first alternates;
-- guidellm's closed loop of two streams. Our generator is open loop by design, so it replays the moments at which
-  guidellm sent its requests.
+Arrivals at a constant rate, the same prompts of fixed length, greedy answers of fixed length; both clients make the
+arrivals themselves, in turn, on the client's core, and which one goes first alternates. At the lower rate the server
+is idle between requests, at the higher one they overlap. guidellm's closed loops are left out: our generator is open
+loop by design, and replaying a closed loop's moments is another load as soon as the server's speed changes.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import tempfile
@@ -34,11 +31,11 @@ from trimtab.experiments.workload.interface import PlannedRequest
 from trimtab.experiments.workload.synthetic import prompt_text
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 128, 32
+RATES_PER_S = (0.5, 0.75)
 GOAL_RATIO = 0.05
 _DRAIN_S = 60.0
 _METRICS = {"ttft_s": ("TTFT", "ms", 1000.0), "tpot_s": ("TPOT", "ms", 1000.0),
             "output_tokens_per_s": ("throughput", "output tokens/s", 1.0)}  # fmt: skip
-_CLOSED_LOOP = "two streams"
 
 
 def exact_prompts(tokenizer: Tokenizer, number: int) -> tuple[str, ...]:
@@ -50,14 +47,13 @@ def exact_prompts(tokenizer: Tokenizer, number: int) -> tuple[str, ...]:
     return prompts
 
 
-async def our_figures(client: LoadClient, base_url: str, prompts: Sequence[str], sent_s: Sequence[float]) -> Any:
-    """One load of ours with arrivals at ``sent_s``."""
-    requests = tuple(
-        PlannedRequest(i, at_s, prompt, OUTPUT_TOKENS)
-        for i, (at_s, prompt) in enumerate(zip(sent_s, prompts, strict=True))
-    )
-    rate_per_s = (len(sent_s) - 1) / sent_s[-1]
-    load = await client.run(LoadJob(base_url, MODEL_NAME, requests, rate_per_s, sent_s[-1], _DRAIN_S))
+async def our_figures(client_cpu: int, base_url: str, prompts: Sequence[str], rate_per_s: float) -> ClientFigures:
+    """One load of ours."""
+    requests = tuple(PlannedRequest(i, i / rate_per_s, prompt, OUTPUT_TOKENS) for i, prompt in enumerate(prompts))
+    # The load ends with its last arrival, so that both clients divide by the time up to the last token.
+    job = LoadJob(base_url, MODEL_NAME, requests, rate_per_s, requests[-1].at_s, _DRAIN_S)
+    async with LoadClient((client_cpu,)) as client:
+        load = await client.run(job)
     lengths = {(r.prompt_tokens, r.output_tokens) for r in load.results}
     if lengths != {(PROMPT_TOKENS, OUTPUT_TOKENS)} or any(r.outcome is not Outcome.SUCCEEDED for r in load.results):
         raise SystemExit(f"our load is not the planned one: lengths {lengths}, {[r.kind for r in load.results]}")
@@ -69,29 +65,24 @@ async def our_figures(client: LoadClient, base_url: str, prompts: Sequence[str],
 
 
 def run_one_round(
-    number: int, base_url: str, peer: Guidellm, prompts: tuple[str, ...], options: argparse.Namespace
+    number: int, base_url: str, peer: Guidellm, prompts: tuple[str, ...], client_cpu: int
 ) -> dict[str, float]:
-    """Both clients under both loads; keys are ``CASE/CLIENT/METRIC``."""
+    """Both clients at both rates; keys are ``CASE/CLIENT/METRIC``."""
+    found: dict[str, float] = {}
+    for rate_per_s in RATES_PER_S:
+        for client in ("ours", "guidellm") if number % 2 == 0 else ("guidellm", "ours"):
+            if client == "ours":
+                figures = asyncio.run(our_figures(client_cpu, base_url, prompts, rate_per_s))
+            else:
+                profile = f"kind=constant,rate={rate_per_s}"
+                load = GuidellmLoad(base_url, MODEL_NAME, profile, prompts, PROMPT_TOKENS, OUTPUT_TOKENS)
+                figures = peer.run(load)
+            found |= {f"{_case(rate_per_s)}/{client}/{metric}": v for metric, v in asdict(figures).items()}
+    return found
 
-    def theirs(profile: str) -> GuidellmLoad:
-        return GuidellmLoad(base_url, MODEL_NAME, profile, prompts, PROMPT_TOKENS, OUTPUT_TOKENS)
 
-    async def ours(sent_s: Sequence[float]) -> Any:
-        async with LoadClient((options.client_cpu,)) as client:
-            return await our_figures(client, base_url, prompts, sent_s)
-
-    constant = _constant_case(options)
-    found: dict[tuple[str, str], ClientFigures] = {}
-    arrivals_s = [i / options.rate for i in range(len(prompts))]
-    for client in ("ours", "guidellm") if number % 2 == 0 else ("guidellm", "ours"):
-        if client == "ours":
-            found[constant, client] = asyncio.run(ours(arrivals_s))
-        else:
-            found[constant, client] = peer.run(theirs(f"kind=constant,rate={options.rate}")).figures
-    closed = peer.run(theirs("kind=concurrent,streams=2"))
-    found[_CLOSED_LOOP, "guidellm"] = closed.figures
-    found[_CLOSED_LOOP, "ours"] = asyncio.run(ours(closed.sent_s))
-    return {f"{case}/{who}/{m}": v for (case, who), figures in found.items() for m, v in asdict(figures).items()}
+def _case(rate_per_s: float) -> str:
+    return f"constant {rate_per_s:g}/s"
 
 
 def rows(rounds: list[Any], cases: Sequence[str], peer: str) -> list[Row]:
@@ -110,17 +101,12 @@ def rows(rounds: list[Any], cases: Sequence[str], peer: str) -> list[Row]:
     return made
 
 
-def _constant_case(options: argparse.Namespace) -> str:
-    return f"constant {options.rate:g}/s"
-
-
 def main() -> None:
     options = parser(__doc__)
     add_model(options)
     options.add_argument("--guidellm", type=Path, required=True, help="its command, in an environment of its own")
     options.add_argument("--tokenizer", type=Path, required=True, help="the model's folder with tokenizer.json")
     options.add_argument("--quantization", default="int8", choices=QUANTIZATIONS)
-    options.add_argument("--rate", type=float, default=0.5, help="requests per second of the constant load")
     options.add_argument("--engine-cpu", type=int, default=0, help="the engine's core")
     options.add_argument("--client-cpu", type=int, default=1, help="the core of both clients")
     arguments = options.parse_args()
@@ -137,10 +123,10 @@ def main() -> None:
         peer_name = f"guidellm {peer.version}"
 
         def run_round(number: int) -> dict[str, float]:
-            return run_one_round(number, base_url, peer, prompts, arguments)
+            return run_one_round(number, base_url, peer, prompts, arguments.client_cpu)
 
         rounds = run_rounds(num_rounds, run_round, arguments.json)
-    finish("load_agreement", rows(rounds, (_constant_case(arguments), _CLOSED_LOOP), peer_name), arguments.json)
+    finish("load_agreement", rows(rounds, [_case(rate) for rate in RATES_PER_S], peer_name), arguments.json)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def cpu_s() -> float:
 
 def run_rounds(num_rounds: int, run_round: Callable[[int], dict[str, float]], json_path: Path | None) -> list[Any]:
     """The results of all rounds. Each is saved when it ends, and a later run does only those that are missing."""
-    saved = None if json_path is None else json_path.with_suffix(".rounds.json")
+    saved = None if json_path is None else json_path.with_suffix(".rounds")
     rounds: list[Any] = json.loads(saved.read_text()) if saved is not None and saved.exists() else []
     for number in range(len(rounds), num_rounds):
         rounds.append(run_round(number))
@@ -71,7 +71,7 @@ def finish(name: str, rows: Sequence[Row], json_path: Path | None) -> None:
         return
     body = {"name": name, "machine": machine(), "commit": commit(), "rows": [asdict(r) for r in rows]}
     json_path.write_text(json.dumps(body, indent=1) + "\n")
-    json_path.with_suffix(".rounds.json").unlink(missing_ok=True)
+    json_path.with_suffix(".rounds").unlink(missing_ok=True)
 
 
 def machine() -> dict[str, Any]:

@@ -36,7 +36,7 @@ def schema(kind: Annotated[str, typer.Argument(help="TuningPolicy or TunedEngine
     """Prints a manifest's JSON Schema."""
     if kind not in KINDS:
         raise ManifestError(f"{kind!r} is not a kind; accepted: {', '.join(KINDS)}")
-    print_json(KINDS[kind].model_json_schema(by_alias=True))
+    print_json(KINDS[kind].model_json_schema(mode="serialization"))
 
 
 @app.command()

@@ -31,7 +31,7 @@ from trimtab.engine.embedded.sampling import SamplingParams
 from trimtab.engine.embedded.server import traffic_app
 from trimtab.engine.embedded.service import Gate, ServedModel, Service
 from trimtab.engine.embedded.settings import ServeSettings
-from trimtab.errors import KnobError, ModelError
+from trimtab.errors import KnobError, ModelError, TrimtabError
 
 _KEEP_ALIVE_S = 75
 _BACKLOG = 2048
@@ -51,7 +51,7 @@ class ExitCode(IntEnum):
     CUT_SHORT = 7  # draining ended by a second signal or the time limit with requests still in flight
 
 
-class StartError(Exception):
+class StartError(TrimtabError):
     """The engine cannot start; the message is one line."""
 
     def __init__(self, code: ExitCode, message: str) -> None:

@@ -20,13 +20,13 @@ from trimtab.engine.embedded.inject import Injection
 from trimtab.engine.embedded.records import Ending, Timeline
 from trimtab.engine.embedded.sampling import SamplingParams
 from trimtab.engine.embedded.tokenizer import Tokenizer
-from trimtab.errors import EngineError, OverloadedError, RequestError
+from trimtab.errors import EngineError, OverloadedError, RequestError, TrimtabError
 
 # A guess that suits a small model: by then a full queue has moved on.
 RETRY_AFTER_S = 1
 
 
-class ClientGoneError(Exception):
+class ClientGoneError(TrimtabError):
     """The client closed its connection; there is nobody to answer."""
 
 

@@ -16,14 +16,14 @@ from typing import NoReturn
 from trimtab.engine.adapters.embedded import ADMIN_TOKEN_VARIABLE, CATALOGUE
 from trimtab.engine.contract import Configuration
 from trimtab.engine.embedded import inject
-from trimtab.errors import KnobError
+from trimtab.errors import KnobError, TrimtabError
 
 API_KEY_VARIABLE = "TRIMTAB_ENGINE_API_KEY"
 DEFAULT_MAX_QUEUE = 256
 DEFAULT_DRAIN_TIMEOUT_S = 120.0
 
 
-class UsageError(Exception):
+class UsageError(TrimtabError):
     """The command line or the environment is wrong; the message is one line."""
 
 

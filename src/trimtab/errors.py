@@ -20,6 +20,9 @@ A message says what was found, where, and what to do; an unknown name lists the 
     ├── RolloutError           a rollout command is not possible in this state
     ├── StoreError             the state store refused or is damaged
     └── ControllerError        the controller is not running, or is already
+
+    Errors that never leave the engine process (``UsageError``, ``StartError``, ``ClientGoneError``) stand where they are
+    raised, below the same root.
 """
 
 
