@@ -82,7 +82,7 @@ def unauthorized(message: str) -> JSONResponse:
 
 
 async def read_json(request: Request) -> Any:
-    """The request's body. Raises ``RequestError`` when it is too large or not JSON."""
+    """The request's body. Raises ``RequestError`` when it is too large, not JSON, or not writable as UTF-8."""
     chunks: list[bytes] = []
     num_bytes = 0
     async for chunk in request.stream():
@@ -96,9 +96,12 @@ async def read_json(request: Request) -> Any:
     if num_bytes > MAX_BODY_BYTES:
         raise BodyTooLargeError(f"the body has more than {MAX_BODY_BYTES} bytes; shorten the prompt")
     try:
-        return json.loads(b"".join(chunks), parse_constant=_refuse_constant)
+        body = json.loads(b"".join(chunks), parse_constant=_refuse_constant)
+        # Half a surrogate pair passes as JSON, and then no tokenizer and no answer can carry it.
+        json.dumps(body, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from error
+    return body
 
 
 def error_response(error: TrimtabError) -> JSONResponse:

@@ -62,7 +62,19 @@ def test_bad_fields_are_refused_by_name_and_the_engine_goes_on(
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"[]", b"null", b'{"model": NaN}', b"\xff\xfe", b"[" * 100_000, b'{"model": "tiny"}'],
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"model": NaN}',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"model": "tiny"}',
+        b'{"model": "tiny", "prompt": "\\ud800", "messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"model": "tiny", "messages": [{"role": "\xed\xa0\x80", "content": "a"}]}',
+        b'{"model": "tiny", "\\ud800": 1}',
+    ],
 )
 def test_bodies_that_are_not_requests_are_refused(engine: Any, content: bytes) -> None:
     for path in ("/v1/completions", "/v1/chat/completions"):
