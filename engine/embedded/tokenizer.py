@@ -121,8 +121,6 @@ def bpe_tokenizer(
     fast.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in control])
     names = {"bos_token": _name(tokens, bos_id), "eos_token": _name(tokens, min(eos_ids, default=None))}
     template = ChatTemplate(chat_template, names) if chat_template else None
-    # Whether the file's own post-processor puts it there.
-    add_bos = bos_id is not None and fast.encode("").ids[:1] == [bos_id]
     return Tokenizer(fast, eos_ids=eos_ids, bos_id=bos_id, add_bos=add_bos, chat_template=template)
 
 

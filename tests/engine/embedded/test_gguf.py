@@ -66,6 +66,9 @@ def write_gguf(path: Path, kind: TensorType = TensorType.Q4_1, **changed: object
     writer.add_token_types([3, 3] + [1] * (len(tokens) - 2))
     writer.add_token_merges(["a b"])
     writer.add_eos_token_id(0)
+    writer.add_bos_token_id(1)
+    if "add_bos" in changed:
+        writer.add_add_bos_token(bool(changed["add_bos"]))
     values = random_tensors()
     stored: dict[str, np.ndarray] = {}
 
@@ -142,6 +145,18 @@ def test_another_model_is_refused_by_name(tmp_path: Path, changed: dict[str, obj
     write_gguf(tmp_path / "m.gguf", **changed)
     with pytest.raises(ModelFileError, match=told):
         load_model(tmp_path / "m.gguf", "fp32")
+
+
+@pytest.mark.parametrize(("changed", "num_bos"), [({"add_bos": True}, 1), ({"add_bos": False}, 0), ({}, 0)])
+def test_texts_begin_with_bos_where_the_file_says_so(
+    tmp_path: Path, changed: dict[str, object], num_bos: int
+) -> None:
+    write_gguf(tmp_path / "model.gguf", **changed)
+    tokenizer = load_model(tmp_path / "model.gguf", "fp32").tokenizer
+    for text in ("ab", "<bos>ab"):
+        ids = tokenizer.encode(text, parse_special=True)
+        assert ids.count(1) == max(num_bos, text.count("<bos>"))
+        assert ids[-1] == tokenizer.encode("ab", parse_special=False)[-1]
 
 
 @pytest.fixture(scope="module")
