@@ -40,7 +40,7 @@ class IntKnob:
 
     def check(self, value: KnobValue) -> int:
         """Returns ``value`` as this knob's type. Raises ``KnobError`` outside the range."""
-        if isinstance(value, bool) or not isinstance(value, int | float) or int(value) != value:
+        if isinstance(value, bool) or not isinstance(value, int | float) or value % 1 != 0:
             raise KnobError(f"{self.name}: {value!r} is not a whole number of {self.unit}; {self.accepted()}")
         if not self.low <= value <= self.high:
             raise KnobError(f"{self.name}: {value!r} is out of range; {self.accepted()}")

@@ -14,7 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 from fastapi.templating import Jinja2Templates
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import select
 from starlette.exceptions import HTTPException as RoutingError
 
@@ -37,7 +37,8 @@ class NewRollout(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     knobs: dict[str, str | int | float]
-    inject: str | None = None
+    # Becomes an argument of the engine's command line, which judges it; a NUL would keep it from ever starting.
+    inject: Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,100}$")] | None = None
 
 
 class NewGate(BaseModel):

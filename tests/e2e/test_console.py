@@ -146,7 +146,17 @@ def test_what_is_not_there_is_one_line_of_json(console: Console, method: str, pa
 @pytest.mark.parametrize("path", ["/api/v1/rollouts", "/api/v1/gates"])
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"[]", b"{}", b'{"knobs": 3}', b'{"knobs": {"max_num_seqs": [1]}}', b'{"knobs": {}, "more": 1}'],
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"{}",
+        b'{"knobs": 3}',
+        b'{"knobs": {"max_num_seqs": [1]}}',
+        b'{"knobs": {}, "more": 1}',
+        b'{"knobs": {}, "inject": "slow\\u0000decode"}',
+        b'{"knobs": {}, "inject": "\\ud800"}',
+    ],
 )
 def test_a_bad_body_is_refused(console: Console, path: str, body: bytes) -> None:
     response = console.known("POST", path, data=body, headers={"Content-Type": "application/json"})
