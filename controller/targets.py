@@ -7,6 +7,8 @@ from pathlib import Path
 
 from sqlalchemy import select
 
+from trimtab.controller.backends.interface import ReplicaRole
+from trimtab.controller.proxy import running_processes
 from trimtab.controller.store.decisions import DecisionNote
 from trimtab.controller.store.store import Store
 from trimtab.controller.store.tables import TargetRow
@@ -41,6 +43,25 @@ def target_and_policy(manifests: Sequence[Manifest]) -> tuple[TunedEngine, Tunin
             f"target {targets[0].metadata.name} names policy {targets[0].spec.policy!r}; given: {names}"
         )
     return targets[0], policy
+
+
+def refuse_changed_service(store: Store, target: TunedEngine) -> None:
+    """Raises ``ControllerError`` when replicas or Envoy still serve ``target`` with another model, engine or port.
+
+    They would be adopted and go on as they were, whatever the manifest says.
+    """
+    with store.read() as session:
+        known = session.get(TargetRow, target.metadata.name)
+    if known is None or all(row.role == ReplicaRole.TRIAL for row in running_processes(store)):
+        return
+    served = TunedEngine.model_validate(known.target_manifest).spec
+    for name in ("engine", "model", "port"):
+        old, new = getattr(served, name), getattr(target.spec, name)
+        if old != new:
+            raise ControllerError(
+                f"target {target.metadata.name} is being served with spec.{name} {old!r}, and the manifest says "
+                f"{new!r}; `trimtab down` ends what serves, then start again"
+            )
 
 
 def put_target(

@@ -20,7 +20,7 @@ from trimtab.controller.rollout.repository import Rollouts
 from trimtab.controller.settings import Settings
 from trimtab.controller.store.store import Store
 from trimtab.controller.store.tables import ProcessRow
-from trimtab.controller.targets import put_target, read_manifests, target_and_policy
+from trimtab.controller.targets import put_target, read_manifests, refuse_changed_service, target_and_policy
 from trimtab.controller.telemetry.direct import DirectSource
 from trimtab.controller.telemetry.prometheus import PrometheusSource, write_targets
 from trimtab.controller.telemetry.source import MetricsSource
@@ -62,6 +62,7 @@ async def open_bench(where: Settings, files: Sequence[Path]) -> AsyncIterator[Be
     model_path = models.resolve(target.spec.model, where.cache)
     store = Store.open(where.home)
     try:
+        refuse_changed_service(store, target)
         put_target(store, target, policy, files[0].absolute().parent, engine_adapter.catalogue)
         async with aiohttp.ClientSession() as http:
             place = Place(ModelOnDisk(model_path, target.spec.model), cores, where.logs)

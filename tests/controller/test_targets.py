@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -10,9 +11,10 @@ import pytest
 from sqlalchemy import select
 
 from trimtab.controller.store.store import Store
-from trimtab.controller.store.tables import DecisionRow, TargetRow
-from trimtab.controller.targets import put_target, read_manifests, target_and_policy
+from trimtab.controller.store.tables import DecisionRow, ProcessRow, TargetRow
+from trimtab.controller.targets import put_target, read_manifests, refuse_changed_service, target_and_policy
 from trimtab.engine.adapters.embedded import CATALOGUE
+from trimtab.engine.process import ProcessRecord, own_record
 from trimtab.errors import ControllerError, ManifestError
 from trimtab.policies.manifest import TunedEngine, TuningPolicy
 
@@ -103,6 +105,55 @@ def test_changed_manifests_keep_what_was_promoted(store: Store, tmp_path: Path) 
     assert row(store).stable_configuration == promoted
     assert row(store).target_manifest["spec"]["port"] == 8001
     assert num_decisions(store) == 2
+
+
+@pytest.mark.parametrize(
+    ("role", "changed", "refused"),
+    [
+        ("replica", "port: 8001", "spec.port 8000, and the manifest says 8001"),
+        ("envoy", "model: /m.gguf", "spec.model 'smollm2-135m-instruct', and the manifest says '/m.gguf'"),
+        ("trial", "port: 8001", None),
+        ("replica", "configuration: {max_num_seqs: 5}", None),
+    ],
+)
+def test_what_still_serves_keeps_its_model_and_port(
+    store: Store, tmp_path: Path, role: str, changed: str, refused: str | None
+) -> None:
+    put_target(store, *both(folder=tmp_path), tmp_path, CATALOGUE)
+    process = own_record()
+    with store.write() as session:
+        session.add(running_row(role, process))
+    key = changed.split(":", maxsplit=1)[0]
+    text = re.sub(rf"{key}: (\{{.*?\}}|[^,}}]+)", changed, TARGET)
+    target, _ = both(text, folder=tmp_path)
+    if refused is None:
+        refuse_changed_service(store, target)
+        return
+    with pytest.raises(ControllerError, match=re.escape(refused)):
+        refuse_changed_service(store, target)
+    with store.write() as session:
+        session.scalars(select(ProcessRow)).one().ended_unix_s = 1.0
+    refuse_changed_service(store, target)
+
+
+def running_row(role: str, process: ProcessRecord) -> ProcessRow:
+    return ProcessRow(
+        role=role,
+        label=role,
+        pid=process.pid,
+        start_ticks=process.start_ticks,
+        nonce=process.nonce,
+        log_path="",
+        cpus=[],
+        base_url="",
+        admin_url="",
+        admin_token="",
+        model="",
+        configuration={},
+        inject=None,
+        started_unix_s=0.0,
+        ended_unix_s=None,
+    )
 
 
 def test_a_home_holds_one_target(store: Store, tmp_path: Path) -> None:
