@@ -102,18 +102,23 @@ def begin(now_unix_s: float) -> RolloutState:
     return RolloutState(Phase.STARTING, 0, False, None, now_unix_s, now_unix_s)
 
 
+def is_judged(rollout: Rollout, state: RolloutState) -> bool:
+    """Whether ``state`` is at a step of ``rollout``; a policy that changed under it may have fewer."""
+    return state.phase is Phase.STEPPING and rollout.steps[min(state.step, len(rollout.steps) - 1)].weight < 100
+
+
 def desired(rollout: Rollout, state: RolloutState) -> Desired:
     """What the world should look like in ``state``."""
     match state.phase:
-        case Phase.STARTING | Phase.ROLLING_BACK:
-            return Desired({Arm.STABLE: 100, Arm.CANARY: 0, Arm.BASELINE: 0})
-        case Phase.STEPPING:
+        case Phase.STEPPING if is_judged(rollout, state):
             weight = rollout.steps[state.step].weight
             return Desired({Arm.STABLE: 100 - 2 * weight, Arm.CANARY: weight, Arm.BASELINE: weight})
         case Phase.PROMOTING:
             return Desired({Arm.STABLE: 0, Arm.CANARY: 100, Arm.BASELINE: 0})
         case Phase.SUCCEEDED | Phase.ROLLED_BACK:
             return Desired({Arm.STABLE: 100})
+        case _:
+            return Desired({Arm.STABLE: 100, Arm.CANARY: 0, Arm.BASELINE: 0})
 
 
 def advance(rollout: Rollout, state: RolloutState, seen: Observation) -> Transition | None:
@@ -126,6 +131,9 @@ def advance(rollout: Rollout, state: RolloutState, seen: Observation) -> Transit
         return _enter(state, Phase.ROLLING_BACK, seen, "abort", "Roll back: a person aborted.")
     if seen.canary is ArmState.LOST:
         return _enter(state, Phase.ROLLING_BACK, seen, "canary_lost", f"Roll back: {seen.lost_reason}.")
+    if state.phase is Phase.STEPPING and not is_judged(rollout, state):
+        sentence = f"Roll back: the policy in force has no step {state.step + 1} to compare at."
+        return _enter(state, Phase.ROLLING_BACK, seen, "step_gone", sentence)
     match state.phase:
         case Phase.STARTING:
             return _leave_starting(rollout, state, seen)

@@ -23,6 +23,7 @@ from trimtab.controller.rollout.machine import (
     RolloutState,
     advance,
     desired,
+    is_judged,
 )
 from trimtab.controller.rollout.repository import Rollouts, process_ids, state_of
 from trimtab.controller.store.store import Store
@@ -167,7 +168,7 @@ class Reconciler:
                 await self._parts.backend.stop(process_id, DRAIN_GRACE_S)
 
     async def _judge(self, policy: TuningPolicy, rollout: RolloutRow, state: RolloutState) -> Verdict | None:
-        if state.phase is not Phase.STEPPING:
+        if not is_judged(policy.spec.rollout, state):
             return None
         # A controller that was killed begins the step's evidence anew: what it missed cannot be told from settling.
         since = max(state.entered_unix_s, self._applied_unix_s) + policy.spec.rollout.judge.settle

@@ -17,6 +17,7 @@ from trimtab.controller.rollout.machine import (
     advance,
     begin,
     desired,
+    is_judged,
 )
 from trimtab.policies.judge import Decision, Verdict
 from trimtab.policies.manifest import Rollout
@@ -161,3 +162,22 @@ def test_every_rollout_can_be_ended(events: list[Observation]) -> None:
         transition = advance(ROLLOUT, state, seen(drained=True))
         state = transition.state if transition else state
     assert state.phase in FINAL
+
+
+@pytest.mark.parametrize("weights", [[100], [10, 100], [10, 20, 50, 100]])
+@given(step=st.integers(0, 5), phase=st.sampled_from(list(Phase)))
+def test_a_policy_that_lost_the_step_gives_the_canary_nothing_and_rolls_back(
+    weights: list[int], step: int, phase: Phase
+) -> None:
+    changed = Rollout.model_validate({"steps": [{"weight": w, "detect": "50%"} for w in weights]})
+    state = replace(begin(0.0), phase=phase, step=step)
+    shares = desired(changed, state).weights
+    assert sum(shares.values()) == 100
+    assert min(shares.values()) >= 0
+    if phase is Phase.STEPPING and step >= len(weights) - 1:
+        assert not is_judged(changed, state)
+        assert shares[Arm.CANARY] == 0
+        transition = advance(changed, state, seen(verdict=verdict(Decision.PROMOTE)))
+        assert transition is not None
+        assert transition.state.phase is Phase.ROLLING_BACK
+        assert f"no step {step + 1}" in transition.sentence
