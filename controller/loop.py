@@ -126,8 +126,10 @@ class ControlLoop:
         if self._policy().spec.rollout.approval == "manual":
             log.info("winner waits for a person", configuration=winner.configuration.id)
         elif self._stable() != winner.configuration:
-            self.rollouts.start(RolloutRequest(winner.configuration, f"experiment {winner.experiment_id}", "loop"))
-        # A kill before this line starts nothing twice: the rollout under way, or its configuration in force, is seen.
+            origin = f"experiment {winner.experiment_id}"
+            # A kill before the last line below must start nothing twice, not even after that rollout's end.
+            if all(rollout.origin != origin for rollout in self.rollouts.all()):
+                self.rollouts.start(RolloutRequest(winner.configuration, origin, "loop"))
         self.tuner.settle(winner)
 
     def start_rollout(self, configuration: Configuration, origin: str, *, inject: str | None) -> int:

@@ -6,6 +6,7 @@ A killed controller finds the experiment it was running and resumes it: the stud
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Coroutine
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import structlog
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+import trimtab
 from trimtab.controller.backends.trial_host import TrialHost
 from trimtab.controller.cores import CoreSets
 from trimtab.controller.model_facts import model_facts
@@ -30,11 +32,11 @@ from trimtab.errors import ExperimentError, TrimtabError
 from trimtab.experiments.experiment import ExperimentResult, run_experiment
 from trimtab.experiments.gate import check_configuration
 from trimtab.experiments.memory import ModelFacts
-from trimtab.experiments.plan import Devices, ExperimentPlan, Limits
+from trimtab.experiments.plan import Devices, ExperimentPlan, Limits, hardware
 from trimtab.experiments.progress import Event, Progress
 from trimtab.experiments.workload.from_policy import build_workload
 from trimtab.policies.constraints import broken
-from trimtab.policies.manifest import TunedEngine, TuningPolicy
+from trimtab.policies.manifest import EngineSpec, PolicySpec, TunedEngine, TuningPolicy
 
 log = structlog.get_logger(__name__)
 
@@ -120,7 +122,7 @@ class Tuner:
             session.get_one(ExperimentRow, winner.experiment_id).state = "finished"
 
     def gate(self, configuration_id: str) -> GateRow | None:
-        """The newest gate of a configuration for this model, engine and hardware."""
+        """The newest gate of a configuration under the manifests in force, for this model, engine and hardware."""
         rows = select(GateRow).where(
             GateRow.target == self._parts.target,
             GateRow.configuration_id == configuration_id,
@@ -162,10 +164,7 @@ class Tuner:
             TrimtabError: the workload cannot be read, or the space does not suit the engine.
         """
         parts = self._parts
-        with parts.store.read() as session:
-            row = session.get_one(TargetRow, parts.target)
-        policy = TuningPolicy.model_validate(row.policy_manifest).spec
-        target = TunedEngine.model_validate(row.target_manifest).spec
+        row, target, policy = self._manifests()
         trial_cpus = parts.cores.trial or parts.cores.slots[1]
         return ExperimentPlan(
             name=experiment_name,
@@ -247,8 +246,20 @@ class Tuner:
         )
 
     def _gate_key(self) -> str:
-        key = self.plan("gate").reference_key
-        return f"{key.model_digest}/{key.engine_version}/{key.hardware}"
+        """What an outcome belongs to: model, engine, hardware, the policy's demands and a replica's resources."""
+        _, target, policy = self._manifests()
+        demands = (policy.slo, policy.quality, policy.workload, policy.search.trial, target.resources)
+        digest = hashlib.sha256("\n".join(part.model_dump_json() for part in demands).encode()).hexdigest()
+        return f"{self._model().digest}/{trimtab.__version__}/{hardware()}/{digest}"
+
+    def _manifests(self) -> tuple[TargetRow, EngineSpec, PolicySpec]:
+        with self._parts.store.read() as session:
+            row = session.get_one(TargetRow, self._parts.target)
+        target, policy = (
+            TunedEngine.model_validate(row.target_manifest),
+            TuningPolicy.model_validate(row.policy_manifest),
+        )
+        return row, target.spec, policy.spec
 
     def _model(self) -> ModelFacts:
         if self._facts is None:

@@ -81,8 +81,7 @@ class ExperimentPlan:
 
     @property
     def reference_key(self) -> ReferenceKey:
-        hardware = f"{platform.machine()} {_cpu_model()}"
-        return ReferenceKey(self.model.digest, trimtab.__version__, hardware, self.limits.quality_pieces)
+        return ReferenceKey(self.model.digest, trimtab.__version__, hardware(), self.limits.quality_pieces)
 
     @property
     def climbs_stairs(self) -> bool:
@@ -139,6 +138,11 @@ def estimate(plan: ExperimentPlan) -> Estimate:
         searched_knobs=tuple(d.name for d in space.dimensions),
         left_out=dict(space.left_out),
     )
+
+
+def hardware() -> str:
+    """What figures and gates belong to: the machine's architecture and CPU model."""
+    return f"{platform.machine()} {_cpu_model()}"
 
 
 def _cpu_model() -> str:

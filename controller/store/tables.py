@@ -80,7 +80,7 @@ class GateRow(Base):
     id: Mapped[int] = mapped_column(Integer, primary_key=True)
     target: Mapped[str] = mapped_column(ForeignKey("targets.name"))
     configuration_id: Mapped[str] = mapped_column(String(12))
-    key: Mapped[str] = mapped_column(Text)  # model digest, engine version, hardware: a change makes it stale
+    key: Mapped[str] = mapped_column(Text)  # model, engine, hardware and demands: a change makes it stale
     passed: Mapped[bool] = mapped_column(Boolean)
     detail: Mapped[dict[str, Any]] = mapped_column(JSON)
     checked_unix_s: Mapped[float] = mapped_column(Float)
