@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import socket
 from collections.abc import Callable
@@ -53,7 +54,7 @@ class _Seen:
     misses: int = 0
     cursor: int = 0
     records: list[RequestRecord] = field(default_factory=list)
-    lost_records: bool = False
+    whole_since_unix_s: float = -math.inf  # the engine may have dropped records of before
 
 
 class LocalBackend:
@@ -124,9 +125,10 @@ class LocalBackend:
         except EngineCallError:
             return None
         seen.cursor = page.next_cursor
-        seen.lost_records |= page.num_dropped > 0 and bool(seen.records)
+        if page.num_dropped > 0:  # all of them had finished when the oldest that is left did
+            seen.whole_since_unix_s = page.records[0].finished_unix_s if page.records else self._store.now()
         seen.records = [r for r in (*seen.records, *page.records) if r.finished_unix_s >= since_unix_s]
-        return None if seen.lost_records else list(seen.records)
+        return list(seen.records) if since_unix_s > seen.whole_since_unix_s else None
 
     async def stop(self, process_id: int, grace_s: float) -> None:
         row = self.row(process_id)
