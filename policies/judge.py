@@ -96,7 +96,7 @@ def judge(rollout: Rollout, look: Look) -> Verdict:
         _latency_check(metric, [_log_ratio(pair, figure) for pair in pairs], (limits[metric], detect, alpha))
         for metric, figure in figures.items()
     ]
-    checks.append(_error_check(canary, baseline, alpha))
+    checks.append(_error_check(canary, baseline, (settings.margin.errors, alpha)))
     if blocked:
         # A canary that does harm finishes less, and so unbalances the arms: unequal load holds back passes only.
         checks = [c if c.result is CheckResult.FAIL and not too_few else _held_back(c, blocked) for c in checks]
@@ -179,15 +179,22 @@ def _exp(value: float) -> float:
     return math.exp(min(value, 700.0)) if value != math.inf else math.inf
 
 
-def _error_check(canary: Sequence[RequestRecord], baseline: Sequence[RequestRecord], alpha: float) -> Check:
+def _error_check(
+    canary: Sequence[RequestRecord], baseline: Sequence[RequestRecord], limits: tuple[float, float]
+) -> Check:
+    """Harm is shown by the e-value. More errors than the margin allows never pass, however few the requests."""
+    margin, alpha = limits
     if not canary or not baseline:
         return Check("errors", CheckResult.INCONCLUSIVE, "an arm has no requests")
     bad = [sum(r.outcome in (RequestOutcome.FAILED, RequestOutcome.REFUSED) for r in a) for a in (canary, baseline)]
     share = len(canary) / (len(canary) + len(baseline))
     told = f"errors: canary {bad[0]} of {len(canary)}, baseline {bad[1]} of {len(baseline)}"
-    more = bad[0] / len(canary) > bad[1] / len(baseline)
-    if more and log_e_value(bad[0], bad[1], share) >= -math.log(alpha):
+    rise = bad[0] / len(canary) - bad[1] / len(baseline)
+    if rise > 0 and log_e_value(bad[0], bad[1], share) >= -math.log(alpha):
         return Check("errors", CheckResult.FAIL, told)
+    if rise > margin:
+        reason = f"{told}: a rise beyond the margin of {margin:.1%} is not ruled out"
+        return Check("errors", CheckResult.INCONCLUSIVE, reason)
     return Check("errors", CheckResult.PASS, told)
 
 

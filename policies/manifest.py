@@ -285,6 +285,7 @@ class Margin(Strict):
 
     ttft: Share = Field(0.1, description="Relative rise of the time to first token.")
     tpot: Share = Field(0.1, description="Relative rise of the time per output token.")
+    errors: Share = Field(0.01, description="Rise of the share of requests that fail or are refused.")
 
 
 class JudgeSettings(Strict):

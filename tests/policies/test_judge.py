@@ -68,6 +68,27 @@ def test_equal_arms_are_promoted() -> None:
     assert {c.metric for c in verdict.checks} == {"ttft", "tpot", "errors"}
 
 
+@pytest.mark.parametrize(
+    ("num", "failed", "baseline_failed", "decision"),
+    [
+        (30, 4, 0, Decision.CONTINUE),  # too few to show harm, and no reason to trust it
+        (100, 2, 0, Decision.CONTINUE),
+        (100, 1, 0, Decision.PROMOTE),  # within the margin of 1 %
+        (100, 3, 3, Decision.PROMOTE),
+        (100, 0, 4, Decision.PROMOTE),
+        (100, 20, 0, Decision.ROLLBACK),
+    ],
+)
+def test_more_errors_than_the_margin_never_pass(
+    num: int, failed: int, baseline_failed: int, decision: Decision
+) -> None:
+    rng = random.Random(4)
+    arms = records(rng, num=num, failed=failed), records(rng, num=num, failed=baseline_failed)
+    verdict = judge(ROLLOUT, look(*arms))
+    assert verdict.decision is decision
+    assert f"errors: canary {failed} of {num}" in verdict.sentence
+
+
 def test_a_slow_canary_is_rolled_back_with_numbers() -> None:
     rng = random.Random(2)
     verdict = judge(ROLLOUT, look(records(rng, num=60, slow=3.0), records(rng, num=60)))
