@@ -44,8 +44,11 @@ def told(event: Event) -> dict[str, Any]:
         case SearchEnded():
             return _line(f"search ended after {event.num_measured} trials: {event.reason}", 1.0, None)
         case ConfirmStarted():
+            number = len(event.finalists)
             return _line(
-                f"confirming {len(event.finalists)} finalists in {event.num_runs} runs", 0.0, event.seconds_left
+                f"confirming {number} finalist{'s' if number > 1 else ''} in {event.num_runs} runs",
+                0.0,
+                event.seconds_left,
             )
         case ConfirmRunFinished():
             return _line(

@@ -112,14 +112,14 @@ def start_gated(api: ApiClient, knobs: dict[str, Any], inject: str | None) -> in
 
 
 def follow(api: ApiClient, rollout_id: int | None) -> dict[str, Any]:
-    """Tells a rollout until it ends, and returns it: every change of state, and the last look now and then."""
+    """Tells a rollout until it ends, and returns it: every change of state, and a new look now and then."""
     rollout = _get(api, rollout_id)
-    shown, told_at_s = "", 0.0
+    place, line, told_at_s = "", "", 0.0
     while True:
-        place = f"{rollout['phase']} {rollout['step']} {rollout['paused']}"
-        if place != shown or time.monotonic() - told_at_s >= TELL_PERIOD_S:
-            say(_line(rollout))
-            shown, told_at_s = place, time.monotonic()
+        new_place, new_line = f"{rollout['phase']} {rollout['step']} {rollout['paused']}", _line(rollout)
+        if new_place != place or (new_line != line and time.monotonic() - told_at_s >= TELL_PERIOD_S):
+            say(new_line)
+            place, line, told_at_s = new_place, new_line, time.monotonic()
         if rollout["ended_unix_s"] is not None:
             return rollout
         time.sleep(POLL_S)
