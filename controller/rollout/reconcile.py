@@ -87,8 +87,7 @@ class Reconciler:
         verdict = await self._judge(policy, rollout, state) if in_force and weights == wanted.weights else None
         seen = self._observe(statuses, verdict, drained=in_force and self._drained(weights or {}, statuses, rollout))
         change = advance(policy.spec.rollout, state, seen)
-        if change is not None:
-            self._parts.rollouts.transition(rollout, change, verdict)
+        if change is not None and self._parts.rollouts.transition(rollout, change, verdict):
             log.info("rollout", rollout=rollout.id, phase=change.state.phase, sentence=change.sentence)
         return change is not None
 

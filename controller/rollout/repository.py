@@ -134,8 +134,14 @@ class Rollouts:
             if not row.paused:
                 row.sentence = verdict.sentence
 
-    def transition(self, row: RolloutRow, change: Transition, verdict: Verdict | None) -> None:
-        """Writes the next state and its decision. On success the canary becomes stable in the same write."""
+    def transition(self, row: RolloutRow, change: Transition, verdict: Verdict | None) -> bool:
+        """Writes the next state and its decision. On success the canary becomes stable in the same write.
+
+        Returns whether it did: a person may have asked for something since ``row`` was read, and comes first.
+        """
+        now = self.get(row.id)
+        if (now.command, now.paused) != (row.command, row.paused):
+            return False
         state = change.state
         note = DecisionNote(
             "loop",
@@ -162,6 +168,7 @@ class Rollouts:
                 target = session.get_one(TargetRow, self._target)
                 target.stable_configuration = stored.configuration
                 target.stable_process_id = stored.canary_process_id
+        return True
 
     def _active(self, session: Session) -> RolloutRow | None:
         rows = select(RolloutRow).where(RolloutRow.target == self._target, RolloutRow.phase.not_in(FINAL))
