@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hmac
 import secrets
+from collections import deque
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.types import ASGIApp
 
+MAX_LINKS = 32  # unused ones; every `trimtab status` makes one, and a new one ends the oldest
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _HEADERS = {
     "content-security-policy": "default-src 'self'; frame-ancestors 'none'; form-action 'self'; base-uri 'none'",
@@ -28,7 +30,7 @@ class Access:
 
     def __init__(self, bearer: str, port: int) -> None:
         self._bearer = bearer
-        self._links: set[str] = set()
+        self._links: deque[str] = deque(maxlen=MAX_LINKS)
         self._sessions: set[str] = set()
         # Cookies know no ports: the name keeps the sessions of two controllers on one machine apart.
         self.cookie = f"trimtab_session_{port}"
@@ -37,14 +39,14 @@ class Access:
     def new_link_token(self) -> str:
         """A token that opens the page once."""
         token = secrets.token_urlsafe(24)
-        self._links.add(token)
+        self._links.append(token)
         return token
 
     def redeem(self, token: str) -> str | None:
         """Trades a link's token for a session; ``None`` when it is unknown or used."""
         if token not in self._links:
             return None
-        self._links.discard(token)
+        self._links.remove(token)
         session = secrets.token_urlsafe(32)
         self._sessions.add(session)
         return session
