@@ -133,8 +133,9 @@ def _seconds_left(plan: ExperimentPlan, runs: Sequence[ConfirmRun], num_left: in
 
 
 def _append(path: Path, run: ConfirmRun) -> None:
+    """Begins with a new line: one that a crash cut short before must not swallow this one."""
     with path.open("ab") as lines:
-        lines.write(_RUN.dump_json(run) + b"\n")
+        lines.write(b"\n" + _RUN.dump_json(run) + b"\n")
 
 
 def _read(path: Path) -> list[ConfirmRun]:

@@ -118,9 +118,10 @@ class Study:
         return num_requeued
 
     def seed(self, seeds: Sequence[tuple[str, Configuration]]) -> None:
-        """Queues configurations to be measured first, each with who wants it. Does nothing on a resumed study."""
-        if not self._study.get_trials(deepcopy=False):
-            for origin, configuration in seeds:
+        """Queues configurations to be measured first, each with who wants it, unless the study has them already."""
+        known = {trial.user_attrs.get(_ORIGIN) for trial in self._study.get_trials(deepcopy=False)}
+        for origin, configuration in seeds:
+            if origin not in known:
                 self._enqueue(configuration, origin)
 
     def queue_live(self, configuration: Configuration) -> None:

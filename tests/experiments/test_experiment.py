@@ -81,10 +81,15 @@ async def test_an_interrupted_confirmation_goes_on_where_it_was(make_plan: MakeP
     with pytest.raises(asyncio.CancelledError):
         await loop_task[0]
     assert not host.running
+    with (plan.folder / "confirm.jsonl").open("a") as lines:
+        lines.write('{"round": 1, "outc')  # as a crash would leave it
     events: list[Event] = []
     result = await run_experiment(plan, host, events.append)
     assert [e.run for e in events if isinstance(e, ConfirmRunFinished)] == [3, 4, 5, 6]
     assert len(result.confirmation.runs) == 6
+    events.clear()
+    await run_experiment(plan, host, events.append)
+    assert not any(isinstance(e, ConfirmRunFinished) for e in events)
 
 
 async def test_a_finalist_that_fails_in_the_confirmation_does_not_win(make_plan: MakePlan) -> None:

@@ -206,6 +206,16 @@ async def test_trials_that_a_killed_process_left_running_are_failed_and_queued_a
         assert failed.outcome.failure.kind is FailureKind.INTERRUPTED
 
 
+async def test_a_seed_that_a_killed_process_had_not_queued_yet_is_queued_by_the_next(make_plan: MakePlan) -> None:
+    plan = make_plan()
+    seeds = [("incumbent", plan.incumbent), ("default", plan.adapter.catalogue.default())]
+    with Study(plan) as study:
+        study.seed(seeds[:1])
+    with Study(plan) as study:
+        study.seed(seeds)
+        assert [study.ask().origin for _ in range(3)] == ["incumbent", "default", "sampler"]
+
+
 async def test_the_time_budget_counts_across_runs(make_plan: MakePlan) -> None:
     spec = {"search": {**_search(50), "budget": {"trials": 50, "duration": "2s"}}}
     records = await run(make_plan(spec), FakeHost())
