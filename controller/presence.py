@@ -32,8 +32,12 @@ class Presence:
 @contextmanager
 def sole_controller(home: Path) -> Iterator[None]:
     """Holds the home's lock. Raises ``ControllerError`` while another process does; a kill releases it."""
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (home / "controller.lock").open("a") as lock:
+    try:
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        opened = (home / "controller.lock").open("a")
+    except OSError as error:
+        raise ControllerError(f"{home} cannot be used: {error.strerror}; choose another TRIMTAB_HOME") from error
+    with opened as lock:
         try:
             fcntl.fcntl(lock, fcntl.F_OFD_SETLK, _WHOLE_FILE)
         except BlockingIOError as error:
@@ -63,8 +67,14 @@ def announce(home: Path, presence: Presence) -> None:
 
 
 def find(home: Path) -> Presence:
-    """The running controller. Raises ``ControllerError`` when there is none."""
+    """The running controller. Raises ``ControllerError`` when there is none, or none that can be talked to."""
     path = home / "controller.json"
-    if not is_present(home) or not path.exists():
+    if not is_present(home):
         raise ControllerError(f"no controller runs in {home}; start one with `trimtab up`")
-    return Presence(**json.loads(path.read_text()))
+    try:
+        return Presence(**json.loads(path.read_text()))
+    except FileNotFoundError as error:
+        told = f"a search runs in {home}, or a controller that is not up yet; wait for it, or interrupt it there"
+        raise ControllerError(told) from error
+    except (OSError, ValueError, TypeError) as error:
+        raise ControllerError(f"{path} cannot be read: {error}; end the controller by its id (see `ps`)") from error

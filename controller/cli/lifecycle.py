@@ -56,7 +56,7 @@ def start_controller(where: Settings, files: list[Path]) -> dict[str, Any]:
     """
     target, _ = target_and_policy(read_manifests(files, catalogues()))
     if is_present(where.home):
-        raise ControllerError(f"a controller already runs in {where.home}; `trimtab down` ends it")
+        raise ControllerError(f"a controller or a search already runs in {where.home}; see `trimtab status`")
     adopts = _has_proxy(where)
     if not adopts:
         _refuse_taken_port(target.spec.port)

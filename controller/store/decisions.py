@@ -21,6 +21,7 @@ from trimtab.controller.store.tables import DecisionRow
 from trimtab.errors import StoreError
 
 GENESIS = "0" * 64
+_MAX_ANCHOR_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +91,13 @@ def verify(session: Session, anchor: Path) -> int:
             raise StoreError(f"the decision log does not fit its chain at decision {expected}")
         previous = row.hash
     if anchor.exists():
-        sequence, _, head = anchor.read_text().strip().partition(" ")
-        if not sequence.isdigit() or not 0 < int(sequence) <= len(rows) or rows[int(sequence) - 1].hash != head:
+        try:
+            text = anchor.read_bytes()[:_MAX_ANCHOR_BYTES].decode("ascii", errors="replace")
+        except OSError as error:
+            raise StoreError(f"{anchor} cannot be read: {error.strerror}") from error
+        sequence, _, head = text.strip().partition(" ")
+        if not sequence.isdecimal() or not 0 < int(sequence) <= len(rows) or rows[int(sequence) - 1].hash != head:
             raise StoreError(
-                f"the decision log was cut or changed: {anchor} names decision {sequence}, which is not there"
+                f"the decision log was cut or changed: {anchor} names decision {sequence!r}, which is not there"
             )
     return len(rows)

@@ -11,6 +11,7 @@ from typing import Any
 
 from alembic import command
 from alembic.config import Config
+from alembic.util import CommandError
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.exc import DatabaseError
 from sqlalchemy.orm import Session, sessionmaker
@@ -34,14 +35,18 @@ class Store:
         """Opens ``folder``/state.db, migrates it and verifies the decision log.
 
         Raises:
-            StoreError: the file is no database, or the log does not fit its chain.
+            StoreError: the file is no database, damaged or newer, or the log does not fit its chain.
         """
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = folder / "state.db"
-        path.touch(mode=0o600)
-        os.chmod(path, 0o600)
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.touch(mode=0o600)
+            os.chmod(path, 0o600)
+        except OSError as error:
+            raise StoreError(f"{path} cannot be written: {error.strerror}; choose another TRIMTAB_HOME") from error
         engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": 30})
         event.listen(engine, "connect", _set_pragmas)
+        store = cls(engine, folder / "decisions.head", clock)
         try:
             with engine.begin() as connection:
                 config = Config()
@@ -49,10 +54,13 @@ class Store:
                 config.set_main_option("path_separator", "os")
                 config.attributes["connection"] = connection
                 command.upgrade(config, "head")
+            store.verify()
         except DatabaseError as error:
             raise StoreError(f"{path} cannot be opened: {error.orig}; move it away to start anew") from error
-        store = cls(engine, folder / "decisions.head", clock)
-        store.verify()
+        except CommandError as error:
+            raise StoreError(f"{path} is another Trimtab's, newer than this one: {error}") from error
+        except ValueError as error:  # a damaged page can leave JSON that is none
+            raise StoreError(f"{path} cannot be read: {error}; move it away to start anew") from error
         return store
 
     def close(self) -> None:

@@ -40,8 +40,23 @@ def test_one_that_has_not_announced_itself_is_not_mistaken_for_a_killed_one(tmp_
     announce(tmp_path, HERE)  # what a killed controller left behind
     with sole_controller(tmp_path):
         assert is_present(tmp_path)
-        with pytest.raises(ControllerError, match="no controller runs"):
+        with pytest.raises(ControllerError, match="or a controller that is not up yet"):
             find(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", "null", '{"pid": 1}', "\udcff"])
+def test_a_damaged_announcement_is_one_clear_error(tmp_path: Path, content: str) -> None:
+    with sole_controller(tmp_path):
+        (tmp_path / "controller.json").write_text(content, errors="surrogateescape")
+        with pytest.raises(ControllerError, match=r"controller\.json cannot be read"):
+            find(tmp_path)
+
+
+def test_a_home_that_cannot_be_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for home in (tmp_path / "file", tmp_path / "file/home", Path("/proc/none")):
+        with pytest.raises(ControllerError, match="choose another TRIMTAB_HOME"), sole_controller(home):
+            pass
 
 
 def test_a_second_controller_is_refused(tmp_path: Path) -> None:

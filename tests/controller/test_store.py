@@ -1,5 +1,7 @@
 """The state store: migrated, append-only where it must be, and honest about tampering."""
 
+import contextlib
+import random
 import sqlite3
 from pathlib import Path
 
@@ -95,6 +97,53 @@ def test_what_is_no_database_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "state.db").write_bytes(b"not a database, but long enough to be read as a header" * 10)
     with pytest.raises(StoreError, match=r"state\.db cannot be opened"):
         Store.open(tmp_path)
+
+
+def test_a_home_that_cannot_be_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for home in (tmp_path / "file", Path("/proc/none")):
+        with pytest.raises(StoreError, match="choose another TRIMTAB_HOME"):
+            Store.open(home)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", "² abc".encode(), b"4 abc", b"-1 abc", b"9" * 5000, None])
+def test_a_damaged_head_is_one_clear_error(folder: Path, content: bytes | None) -> None:
+    head = folder / "decisions.head"
+    head.unlink()
+    if content is None:
+        head.mkdir()
+    else:
+        head.write_bytes(content)
+    with pytest.raises(StoreError, match=r"decisions\.head"):
+        Store.open(folder)
+
+
+@pytest.mark.parametrize(
+    ("statement", "told"),
+    [
+        ("UPDATE decisions SET inputs = '{' WHERE sequence = 2", "cannot be read"),
+        ("UPDATE alembic_version SET version_num = '9999'", "newer than this one"),
+    ],
+)
+def test_a_damaged_or_newer_database_is_one_clear_error(folder: Path, statement: str, told: str) -> None:
+    with sqlite3.connect(folder / "state.db") as connection:
+        connection.execute("DROP TRIGGER decisions_no_update")
+        connection.execute(statement)
+    connection.close()
+    with pytest.raises(StoreError, match=told):
+        Store.open(folder)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_flipped_bytes_never_crash(folder: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    path = folder / "state.db"
+    data = bytearray(path.read_bytes())
+    for _ in range(400):
+        data[rng.randrange(100, len(data))] ^= 1 << rng.randrange(8)
+    path.write_bytes(data)
+    with contextlib.suppress(StoreError):  # or it opens: some flips are where nothing is
+        Store.open(folder).close()
 
 
 def test_the_file_is_its_owner_s_only(folder: Path) -> None:
