@@ -81,7 +81,10 @@ class EngineThread:
         self._inbox.put(lambda: self._core.cancel(request))
 
     def change(self, configuration: Configuration) -> Future[Configuration]:
-        """Asks for live knobs; the future is done when they are in force, or has the ``KnobError``."""
+        """Asks for live knobs; the future is done when they are in force, or has the ``KnobError``.
+
+        A future that is cancelled before the step boundary changes nothing.
+        """
         answer: Future[Configuration] = Future()
         self._inbox.put(lambda: self._change(configuration, answer))
         return answer
@@ -96,6 +99,8 @@ class EngineThread:
             request.deliver(Emission("", (), finish=FinishReason.ERROR, error=str(error)))
 
     def _change(self, configuration: Configuration, answer: Future[Configuration]) -> None:
+        if not answer.set_running_or_notify_cancel():
+            return
         try:
             self._core.change(configuration)
         except KnobError as error:

@@ -63,6 +63,18 @@ def test_a_failing_step_fails_its_request_and_success_clears_the_alarm(tiny_driv
     thread.stop()
 
 
+def test_a_change_that_nobody_waits_for_any_more_is_not_made_and_does_no_harm(tiny_driver: Any) -> None:
+    core = tiny_driver().core
+    thread, before = EngineThread(core), core.configuration
+    given_up = thread.change(CATALOGUE.configuration({"max_num_seqs": 2}, base=before))
+    assert given_up.cancel()
+    thread.start()
+    assert thread.change(before).result(timeout=20) == before
+    assert core.configuration == before
+    assert thread.fatal is None
+    thread.stop()
+
+
 def test_when_the_loop_itself_breaks_it_says_so_and_answers_everyone(tiny_driver: Any) -> None:
     core = tiny_driver().core
     thread = EngineThread(core)
