@@ -67,8 +67,8 @@ def uniform(seed: int, position: int) -> float:
 
 def _draw(logits: Tensor, draw: Draw) -> int:
     """Inverts the cumulative distribution; float64 keeps its rounding far below the spacing of draws."""
-    scaled = logits.double() / draw.params.temperature
-    weights = torch.exp(scaled - scaled.max())
+    # Centred before it is divided: a tiny temperature must not make two infinities to subtract.
+    weights = torch.exp((logits.double() - logits.max()) / draw.params.temperature)
     if draw.params.top_p < 1.0:
         weights = _nucleus(weights, draw.params.top_p)
     cumulative = torch.cumsum(weights, dim=0)

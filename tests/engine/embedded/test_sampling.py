@@ -28,6 +28,11 @@ def test_frequencies_follow_the_softmax_at_the_temperature() -> None:
     assert ((counts / num_draws - expected).abs() < tolerance).all()
 
 
+def test_the_smallest_temperature_is_greedy() -> None:
+    logits = torch.tensor([[0.0, 30.0, 29.0, -5.0]])
+    assert sample(logits, [Draw(SamplingParams(4, temperature=5e-324, top_p=0.9), 1, 0)], NO_EOS) == [1]
+
+
 @pytest.mark.parametrize("vocab_size", [4, 5000])
 def test_top_p_keeps_the_smallest_set_with_that_mass(vocab_size: int) -> None:
     logits = torch.full((vocab_size,), -20.0)
