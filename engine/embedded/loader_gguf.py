@@ -44,6 +44,10 @@ class GGUFWeights:
             info = self._info(name)
             if info.shape != shape:
                 raise ModelFileError(f"{where}: tensor {info.name} has shape {info.shape}; expected {shape}")
+        # A bias or a table of rotary factors that is left out makes a model that answers, and answers wrongly.
+        unused = sorted(set(file.tensors) - {_stored_name(name) for name in expected_shapes(self._config)})
+        if unused:
+            raise ModelFileError(f"{where}: tensor {unused[0]} is not built; accepted: a plain Llama without biases")
 
     @property
     def config(self) -> ModelConfig:
@@ -124,6 +128,11 @@ def _config(file: GGUFFile, where: str) -> ModelConfig:
         tied_head="output.weight" not in file.tensors,
     )
     config.check(where)
+    num_rotated = number("rope.dimension_count", config.head_dim)
+    if num_rotated != config.head_dim:
+        raise ModelFileError(
+            f"{where}: llama.rope.dimension_count is {num_rotated}; accepted: head_dim, {config.head_dim}"
+        )
     return config
 
 
@@ -137,10 +146,10 @@ def gguf_tokenizer(file: GGUFFile, where: str) -> Tokenizer:
     kinds = metadata.get("tokenizer.ggml.token_type")
     if not isinstance(tokens, list) or not isinstance(merges, list):
         raise ModelFileError(f"{where}: the tokenizer's tokens or merges are missing")
-    control = [t for t, k in zip(tokens, kinds if kinds is not None else [], strict=False) if k == _CONTROL_TOKEN]
     eos, bos = metadata.get("tokenizer.ggml.eos_token_id"), metadata.get("tokenizer.ggml.bos_token_id")
     template = metadata.get("tokenizer.chat_template")
     try:
+        control = [t for t, k in zip(tokens, [] if kinds is None else kinds, strict=False) if k == _CONTROL_TOKEN]
         return bpe_tokenizer(
             tokens,
             [tuple(m.split(" ", 1)) for m in merges],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,10 @@ def load_tokenizer_json(
         fast = FastTokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises bare Exception for any bad file
         raise ModelFileError(f"{path}: not a tokenizer: {error}") from error
+    # What a token stands for is read from byte-level BPE's characters; another alphabet would come out as wrong text.
+    decoder = json.loads(fast.to_str())["decoder"] or {"type": None}
+    if all(step["type"] != "ByteLevel" for step in decoder.get("decoders", [decoder])):
+        raise ModelFileError(f"{path}: its decoder is {decoder['type']}; accepted: ByteLevel")
     names = {
         "bos_token": (fast.id_to_token(bos_id) if bos_id is not None else None) or "",
         "eos_token": (fast.id_to_token(min(eos_ids)) if eos_ids else None) or "",

@@ -67,6 +67,8 @@ def write_gguf(path: Path, kind: TensorType = TensorType.Q4_1, **changed: object
     writer.add_token_merges(["a b"])
     writer.add_eos_token_id(0)
     writer.add_bos_token_id(1)
+    if "rotated" in changed:
+        writer.add_rope_dimension_count(int(str(changed["rotated"])))
     if "add_bos" in changed:
         writer.add_add_bos_token(bool(changed["add_bos"]))
     values = random_tensors()
@@ -89,7 +91,12 @@ def write_gguf(path: Path, kind: TensorType = TensorType.Q4_1, **changed: object
         ("ffn_down", "down"),
     ):
         add(f"blk.0.{name}.weight", key, values[key] if key != changed.get("transposed") else values[key].T.copy())
-    for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
+    for name in (
+        "output_norm",
+        "blk.0.attn_norm",
+        "blk.0.ffn_norm",
+        *([changed["more"]] if "more" in changed else ()),
+    ):
         writer.add_tensor(f"{name}.weight", np.ones(HIDDEN, dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -139,6 +146,8 @@ def test_every_quantization_loads(tmp_path: Path, quantization: str) -> None:
         ({"architecture": "gemma3"}, "accepted: llama"),
         ({"without": "blk.0.attn_v.weight"}, "attn_v.weight is missing"),
         ({"transposed": "gate"}, "shape"),
+        ({"more": "blk.0.attn_q.bias"}, "bias.weight is not built"),
+        ({"rotated": 8}, "dimension_count is 8"),
     ],
 )
 def test_another_model_is_refused_by_name(tmp_path: Path, changed: dict[str, object], told: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as FastTokenizer
-from tokenizers import processors
+from tokenizers import decoders, processors
 from transformers import PreTrainedTokenizerFast
 
 from trimtab.engine.embedded.chat_template import ChatTemplate
@@ -55,6 +55,14 @@ def test_a_file_that_begins_texts_with_bos_does_so_once(tiny_model_dir: Path, tm
     assert tokenizer.encode("Hello", parse_special=True) == oracle.encode("Hello")
     once = tokenizer.encode("<|im_start|>Hello", parse_special=True)
     assert once == oracle.encode("Hello")
+
+
+def test_a_tokenizer_with_another_alphabet_is_refused(tiny_model_dir: Path, tmp_path: Path) -> None:
+    fast = FastTokenizer.from_file(str(tiny_model_dir / "tokenizer.json"))
+    fast.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    fast.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ModelFileError, match="accepted: ByteLevel"):
+        load_tokenizer_json(tmp_path / "tokenizer.json", eos_ids=frozenset(), bos_id=None, chat_template=None)
 
 
 def test_control_tokens_in_users_text_stay_text(tiny: Tokenizer) -> None:
