@@ -48,7 +48,7 @@ def spawn(spec: ProcessSpec, record: Callable[[ProcessRecord], None]) -> Process
     """Starts ``spec`` detached in a session of its own; calls ``record`` before it is executed.
 
     Raises:
-        EngineStartError: the log cannot be opened or the process cannot be created.
+        EngineStartError: the log cannot be opened, the process cannot be created, or it may not use the CPUs.
         Exception: whatever ``record`` raises; the child has then ended unexecuted.
     """
     nonce = secrets.token_hex(16)
@@ -69,8 +69,7 @@ def spawn(spec: ProcessSpec, record: Callable[[ProcessRecord], None]) -> Process
         raise EngineStartError(f"cannot start {spec.argv[0]}: {error}") from error
     assert child.stdin is not None
     try:
-        if spec.cpus:
-            os.sched_setaffinity(child.pid, spec.cpus)
+        _pin(child.pid, spec.cpus)
         made = ProcessRecord(child.pid, _start_ticks(child.pid) or 0, nonce)
         record(made)
         child.stdin.write(b"go\n")
@@ -125,6 +124,15 @@ def terminate(record: ProcessRecord, grace_s: float) -> None:
     reap(record)
 
 
+def _pin(pid: int, cpus: tuple[int, ...]) -> None:
+    if not cpus:
+        return
+    try:
+        os.sched_setaffinity(pid, cpus)
+    except OSError as error:
+        raise EngineStartError(f"cannot run on the CPUs {', '.join(map(str, cpus))}: {error}") from error
+
+
 def _wait_gone(record: ProcessRecord, timeout_s: float) -> bool:
     deadline = time.monotonic() + timeout_s
     while is_running(record):
@@ -152,10 +160,12 @@ def _start_ticks(pid: int) -> int | None:
 
 
 def _nonce(pid: int) -> str | None:
-    """The nonce in the process's environment (empty: none); ``None`` where it cannot be read."""
+    """The nonce in the process's environment (empty: another's); ``None`` where nothing can be read."""
     try:
         environ = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
+        return None
+    if not environ:  # so it reads at the moment in which the process is being executed
         return None
     for item in environ.split(b"\0"):
         name, _, value = item.partition(b"=")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from trimtab.engine.process import ProcessRecord, ProcessSpec, exit_code, is_running, reap, spawn, terminate
+from trimtab.errors import EngineStartError
 
 
 def spec(tmp_path: Path, code: str) -> ProcessSpec:
@@ -86,6 +87,23 @@ def test_its_cpus_are_those_asked_for(tmp_path: Path) -> None:
     made = spawn(replace(spec(tmp_path, "import time; time.sleep(60)"), cpus=(cpu,)), lambda _: None)
     try:
         assert os.sched_getaffinity(made.pid) == {cpu}
+    finally:
+        terminate(made, grace_s=1)
+
+
+def test_a_cpu_that_is_not_there_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(EngineStartError, match="cannot run on the CPUs 1023"):
+        spawn(replace(spec(tmp_path, ""), cpus=(1023,)), lambda _: None)
+
+
+def test_a_process_whose_environment_reads_empty_is_still_itself(tmp_path: Path) -> None:
+    made = spawn(replace(spec(tmp_path, ""), argv=("/usr/bin/env", "-i", "/bin/sleep", "60")), lambda _: None)
+    try:
+        deadline = time.monotonic() + 10
+        while Path(f"/proc/{made.pid}/environ").read_bytes():
+            assert is_running(made)
+            assert time.monotonic() < deadline
+        assert is_running(made)
     finally:
         terminate(made, grace_s=1)
 
