@@ -210,6 +210,9 @@ def _warm_core(settings: ServeSettings, loaded: LoadedModel) -> EngineCore:
     params = SamplingParams(max_output_tokens=2, temperature=0.0, ignore_eos=True)
     now_s = time.monotonic()
     core.submit(GenerationRequest("warm-up", (0, 0), params, now_s, time.time(), received.append))
-    while core.has_work:
-        core.step()
+    try:
+        while core.has_work:
+            core.step()
+    except RuntimeError as error:  # what torch raises for all that it cannot do
+        raise StartError(ExitCode.ENGINE, f"the engine's first step failed: {error}") from error
     return core

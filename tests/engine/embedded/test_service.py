@@ -89,3 +89,17 @@ def test_a_pool_larger_than_memory_is_refused_before_it_is_allocated(
 def test_the_exit_codes_are_documented() -> None:
     text = (Path(serve.__file__).parent / "__main__.py").read_text()
     assert all(f"{code.value} " in text for code in serve.ExitCode)
+
+
+def test_a_first_step_that_fails_is_the_engines_exit_code(
+    tiny_loaded: LoadedModel, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_order(*_: Any) -> Any:
+        raise RuntimeError("could not create a primitive")
+
+    arguments = ["serve", "--model", str(tiny_model_dir), "--port", "1", "--admin-port", "2"]
+    settings = read_settings(arguments, {"TRIMTAB_ENGINE_ADMIN_TOKEN": "token"})
+    monkeypatch.setattr(tiny_loaded.model.__class__, "forward", out_of_order)
+    with pytest.raises(serve.StartError, match="first step failed: could not create") as refused:
+        serve._warm_core(settings, tiny_loaded)
+    assert refused.value.code is serve.ExitCode.ENGINE
