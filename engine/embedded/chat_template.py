@@ -7,6 +7,7 @@ before they are computed.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any, NoReturn
@@ -28,14 +29,20 @@ class _Environment(ImmutableSandboxedEnvironment):
     """The sandbox with bounded ranges (Jinja's own limit) and products, and calls and loops that watch the clock."""
 
     intercepted_binops = frozenset({"*", "**"})
-    deadline_s = 0.0
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+        self._clock = threading.local()  # chats are rendered in several threads
+
+    def start_clock(self) -> None:
+        self._clock.deadline_s = time.monotonic() + MAX_SECONDS
 
     def call(self, *arguments: Any, **named: Any) -> Any:
         self.check_time()
         return super().call(*arguments, **named)
 
     def check_time(self) -> None:
-        if time.monotonic() > self.deadline_s:
+        if time.monotonic() > self._clock.deadline_s:
             raise jinja2.TemplateRuntimeError("it takes too long")
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
@@ -72,7 +79,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, names: Mapping[str, str]) -> None:
         """Raises ``ModelFileError`` when the source is not a template."""
-        self._environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+        self._environment = _Environment()
         self._environment.globals["raise_exception"] = _raise
         self._names = dict(names)
         try:
@@ -83,7 +90,7 @@ class ChatTemplate:
 
     def render(self, messages: list[dict[str, Any]]) -> str:
         """The prompt. Raises ``RequestError`` with the template's words when it refuses the messages."""
-        self._environment.deadline_s = time.monotonic() + MAX_SECONDS
+        self._environment.start_clock()
         pieces, size = [], 0
         try:
             for piece in self._template.generate(messages=messages, add_generation_prompt=True, **self._names):
