@@ -18,7 +18,6 @@ from trimtab.engine.embedded.records import RecordRing
 from trimtab.engine.embedded.sampling import SamplingParams
 from trimtab.engine.models import cached_path
 
-QUANTIZATIONS = ("fp32", "bf16", "int8", "int4")
 _MODEL = "smollm2-135m-instruct"
 _FIRST_ID, _LAST_ID = 100, 40_000  # ordinary tokens of the vocabulary
 

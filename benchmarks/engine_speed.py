@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.core import QUANTIZATIONS, add_model, drain, fill, new_core, random_prompt, submit
+from benchmarks.core import add_model, drain, fill, new_core, random_prompt, submit
 from benchmarks.report import Row, cpu_s, finish, parser, run_rounds
 from trimtab.engine.embedded.core import EngineCore
 from trimtab.engine.embedded.generation import Emission
 from trimtab.engine.embedded.loader import load_model
+from trimtab.engine.embedded.quantization import QUANTIZATIONS
 
 PREFILL_TOKENS = 512
 PROMPT_TOKENS = 64

@@ -20,10 +20,11 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from benchmarks.core import QUANTIZATIONS, add_model
+from benchmarks.core import add_model
 from benchmarks.engine_process import MODEL_NAME, engine_process
 from benchmarks.guidellm import ClientFigures, Guidellm, GuidellmLoad
 from benchmarks.report import Row, finish, parser, run_rounds
+from trimtab.engine.embedded.quantization import QUANTIZATIONS
 from trimtab.experiments.load.client_process import LoadClient
 from trimtab.experiments.load.figures import load_figures
 from trimtab.experiments.load.result import LoadJob, Outcome

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.core import add_model, fill, new_core
+from benchmarks.core import add_model, drain, fill, new_core
 from benchmarks.report import Row, cpu_s, finish, parser, run_rounds
 from trimtab.engine.embedded.core import EngineCore
 from trimtab.engine.embedded.loader import load_model
@@ -36,8 +36,7 @@ def profile_steps(core: EngineCore, num_steps: int, seed: int) -> dict[str, floa
     step_s = _time_of_step(core, num_steps, cpu_s)
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
         profiled_s = _time_of_step(core, num_steps, time.monotonic)  # the profiler's clock is the wall's
-    while core.has_work:
-        core.step()
+    drain(core)
     found: dict[str, float] = {}
     for event in profiler.key_averages(group_by_input_shape=True):
         name = f"{event.key} {_shapes(event.input_shapes)}"

@@ -126,10 +126,10 @@ def fetch_source(model: ModelSource, cache: Path, report: Report, *, pip_options
 
 
 def model_digest(path: Path) -> str:
-    """SHA-256 of a model file, or of the names, sizes and contents of a folder's files. Raises ``OSError``."""
-    digest = hashlib.sha256()
+    """SHA-256 of a model file, or of the names and contents of a folder's files. Raises ``OSError``."""
     if not path.is_dir():
         return _sha256(path, lambda _: None)
+    digest = hashlib.sha256()
     for file in sorted(p for p in path.iterdir() if p.is_file()):
         digest.update(f"{file.name}\0{_sha256(file, lambda _: None)}\0".encode())
     return digest.hexdigest()

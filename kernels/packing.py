@@ -20,10 +20,6 @@ class DenseWeight:
 
     values: Tensor
 
-    @property
-    def out_features(self) -> int:
-        return self.values.shape[0]
-
 
 @dataclass(frozen=True, slots=True)
 class Int8Weight:
@@ -31,10 +27,6 @@ class Int8Weight:
 
     values: Tensor  # [out_features, in_features] int8
     scales: Tensor  # [out_features] bf16
-
-    @property
-    def out_features(self) -> int:
-        return self.values.shape[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +41,6 @@ class Int4Weight:
     packed: Tensor
     scales_and_zeros: Tensor  # [in_features / 32, out_features, 2] bf16; zero = minimum + 8 * scale
     nibbles: Tensor  # [out_features, in_features / 2] uint8
-
-    @property
-    def out_features(self) -> int:
-        return self.nibbles.shape[0]
 
 
 Weight = DenseWeight | Int8Weight | Int4Weight
@@ -105,7 +93,7 @@ def unpack(weight: Weight) -> Tensor:
     if isinstance(weight, Int8Weight):
         return weight.values.to(torch.bfloat16) * weight.scales[:, None]
     quants = torch.stack((weight.nibbles & 15, weight.nibbles >> 4), dim=-1)
-    groups = quants.reshape(weight.out_features, -1, INT4_GROUP).to(torch.bfloat16) - 8
+    groups = quants.reshape(len(weight.nibbles), -1, INT4_GROUP).to(torch.bfloat16) - 8
     scales, zeros = weight.scales_and_zeros.unbind(-1)
     return (groups * scales.T[..., None] + zeros.T[..., None]).reshape(weight.out_features, -1)
 

@@ -19,9 +19,7 @@ class KVPool:
     """
 
     def __init__(self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
-        self.num_blocks = num_blocks
         self.block_size = block_size
-        self.dtype = dtype
         shape = (config.num_layers, 2, num_blocks, config.num_kv_heads, block_size, config.head_dim)
         # Zeroed, so the pages are touched (and missing memory shows) at start, and padding never reads a NaN.
         self._storage = torch.zeros(shape, dtype=dtype)
@@ -30,10 +28,6 @@ class KVPool:
     def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
         """Bytes that one block takes over all layers, K and V."""
         return config.num_layers * 2 * config.kv_size * block_size * dtype.itemsize
-
-    @property
-    def num_bytes(self) -> int:
-        return self._storage.numel() * self._storage.itemsize
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Layer ``index``'s keys and values, each ``[num_blocks, num_kv_heads, block_size, head_dim]`` (views)."""

@@ -205,7 +205,6 @@ class Scheduler:
             plan.entries.remove(entry)
             plan.budget_left_tokens += entry.num_tokens
         victim.num_computed_tokens = 0
-        victim.num_preemptions += 1
         plan.preempted.append(victim)
         # What was just taken away must not come straight back: wait for the low watermark.
         self._admitting = False

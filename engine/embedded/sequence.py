@@ -22,7 +22,6 @@ class Sequence:
     num_computed_tokens: int = 0  # tokens whose keys and values are in the cache
     admission: int = -1  # grows by one an admission: the highest among the running was admitted last
     turn: int = -1  # grows by one whenever any sequence is scheduled: the lowest has waited longest
-    num_preemptions: int = 0
 
     @property
     def num_output_tokens(self) -> int:
