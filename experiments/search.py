@@ -78,9 +78,10 @@ def _known_outcome(runner: TrialRunner, study: Study, proposal: Proposal) -> tup
             kind = record.outcome.failure.kind if record.outcome.failure else None
             if kind not in (FailureKind.INTERRUPTED, FailureKind.CLIENT_LAG):
                 return record.outcome, record.number
-    if runner.quality_is_hopeless(proposal.configuration):
+    constraints = runner.broken_quality(proposal.configuration)
+    if constraints:
         failure = TrialFailure(FailureKind.QUALITY, Phase.CHECK, "these weights are known to break the quality floor")
-        return TrialOutcome(proposal.configuration, None, failure, {}, 0.0, False), None
+        return TrialOutcome(proposal.configuration, None, failure, constraints, 0.0, False), None
     return None
 
 

@@ -166,7 +166,7 @@ class Study:
 
     def records(self) -> list[TrialRecord]:
         """Every finished trial, in the order of their numbers."""
-        finished = (TrialState.COMPLETE, TrialState.FAIL)
+        finished = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
         return [self._record(t) for t in self._study.get_trials(deepcopy=False, states=finished)]
 
     def _open(self) -> None:
@@ -221,7 +221,10 @@ class Study:
             if name not in known:
                 trial.set_constraint(name, value)
         if stored.score is None:
-            self._study.tell(trial.number, state=TrialState.FAIL)
+            # The sampler ignores a failed trial. It must learn from one without a score that is known to be
+            # infeasible, or it proposes the same weights again and again.
+            state = TrialState.PRUNED if stored.constraints else TrialState.FAIL
+            self._study.tell(trial.number, state=state)
         else:
             self._study.tell(trial.number, stored.score)
 

@@ -65,7 +65,10 @@ class TrialFailure:
 
 @dataclass(frozen=True, slots=True)
 class TrialOutcome:
-    """Exactly one of ``figures`` and ``failure`` is there. ``constraints`` is empty after a failure."""
+    """Exactly one of ``figures`` and ``failure`` is there.
+
+    ``constraints`` is empty after a failure, but for weights that are known to break the quality floor.
+    """
 
     configuration: Configuration
     figures: TrialFigures | None
@@ -159,10 +162,11 @@ class TrialRunner:
         if reason is not None:
             raise _Failed(TrialFailure(FailureKind.MEMORY, Phase.CHECK, reason))
 
-    def quality_is_hopeless(self, configuration: Configuration) -> bool:
-        """Whether these weights were measured already and break the quality floor."""
+    def broken_quality(self, configuration: Configuration) -> dict[str, float]:
+        """The quality constraints of weights that were measured already and break the floor; else empty."""
         known = self._qualities.get(self._plan.quality_knobs(configuration))
-        return known is not None and bool(broken(quality_constraints(self._plan.policy.quality, known)))
+        values = {} if known is None else quality_constraints(self._plan.policy.quality, known)
+        return values if broken(values) else {}
 
     async def _ensure_reference(self, configuration: Configuration, label: str) -> None:
         """Measures and stores the reference once per model, on an engine of its own where need be."""

@@ -1,6 +1,7 @@
 """The search end to end on fake engines: order, reuse, failures, budgets, Ctrl-C and resume."""
 
 import asyncio
+import dataclasses
 import os
 import signal
 import subprocess
@@ -24,6 +25,7 @@ from trimtab.experiments.study import Study, TrialRecord
 from trimtab.experiments.trial import FailureKind, TrialRunner
 
 MakePlan = Callable[..., ExperimentPlan]
+INT4_OR_SLOW = {"quantization": ["bf16", "int8", "int4"], "max_num_seqs": {"low": 4, "high": 64, "log": True}}
 
 
 async def run(plan: ExperimentPlan, host: FakeHost, events: list[Event] | None = None) -> list[TrialRecord]:
@@ -75,6 +77,18 @@ async def test_weights_that_break_the_floor_are_infeasible_and_measured_once(mak
     assert sum(r.outcome.figures is not None and r.duplicate_of is None for r in int4) == 1
 
 
+async def test_the_sampler_leaves_weights_that_break_the_floor(make_plan: MakePlan) -> None:
+    """The fastest weights are useless here; a sampler that did not learn it would propose nothing else."""
+    host = FakeHost(
+        script=lambda c: dataclasses.replace(script_of(c), ttft_s=0.2 if c["quantization"] != "int4" else 0.001)
+    )
+    records = await run(make_plan({"search": _search(8) | {"space": INT4_OR_SLOW}}), host)
+    assert sum(r.counts for r in records) == 8
+    refused = [r for r in records if r.outcome.failure and r.outcome.failure.kind is FailureKind.QUALITY]
+    assert len(refused) < 20
+    assert all(r.outcome.constraints["kl"] > 0 for r in refused)
+
+
 async def test_a_start_that_crashes_or_runs_out_of_memory_is_recorded_and_the_study_goes_on(
     make_plan: MakePlan,
 ) -> None:
@@ -120,8 +134,6 @@ def _search(trials: int) -> dict[str, object]:
 
 
 async def test_what_cannot_fit_is_refused_before_a_start(make_plan: MakePlan) -> None:
-    import dataclasses
-
     plan = make_plan()
     host = FakeHost()
     small = dataclasses.replace(plan, devices=dataclasses.replace(plan.devices, memory_bytes=300 * 2**20))
@@ -131,8 +143,6 @@ async def test_what_cannot_fit_is_refused_before_a_start(make_plan: MakePlan) ->
 
 
 async def test_a_lagging_client_makes_a_trial_invalid(make_plan: MakePlan) -> None:
-    import dataclasses
-
     plan = make_plan({"search": _search(2)})
     strict = dataclasses.replace(plan, limits=dataclasses.replace(plan.limits, max_client_lag_s=0.0))
     records = await run(strict, FakeHost())
