@@ -95,7 +95,7 @@ def unpack(weight: Weight) -> Tensor:
     quants = torch.stack((weight.nibbles & 15, weight.nibbles >> 4), dim=-1)
     groups = quants.reshape(len(weight.nibbles), -1, INT4_GROUP).to(torch.bfloat16) - 8
     scales, zeros = weight.scales_and_zeros.unbind(-1)
-    return (groups * scales.T[..., None] + zeros.T[..., None]).reshape(weight.out_features, -1)
+    return (groups * scales.T[..., None] + zeros.T[..., None]).reshape(len(weight.nibbles), -1)
 
 
 def rows(weight: Weight, indices: Tensor) -> Tensor:
