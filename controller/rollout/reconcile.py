@@ -84,8 +84,10 @@ class Reconciler:
             await self._end_unwanted(target, rollout, wanted)
         if rollout is None or state is None:
             return False
-        verdict = await self._judge(policy, rollout, state) if in_force and weights == wanted.weights else None
-        seen = self._observe(statuses, verdict, drained=in_force and self._drained(weights or {}, statuses, rollout))
+        # While a stand-in takes an arm's share nothing is compared, and no arm that should be empty is.
+        as_wanted = in_force and weights == wanted.weights
+        verdict = await self._judge(policy, rollout, state) if as_wanted else None
+        seen = self._observe(statuses, verdict, drained=as_wanted and self._drained(wanted, statuses, rollout))
         change = advance(policy.spec.rollout, state, seen)
         if change is not None and self._parts.rollouts.transition(rollout, change, verdict):
             log.info("rollout", rollout=rollout.id, phase=change.state.phase, sentence=change.sentence)
@@ -194,12 +196,12 @@ class Reconciler:
             now_unix_s=self._parts.store.now(),
         )
 
-    def _drained(self, weights: Mapping[Arm, int], statuses: dict[Arm, ReplicaStatus], rollout: RolloutRow) -> bool:
+    def _drained(self, wanted: Desired, statuses: dict[Arm, ReplicaStatus], rollout: RolloutRow) -> bool:
         """Whether every arm of weight 0 has been without requests for a while, or has ended."""
         now = self._parts.store.now()
         if now - rollout.phase_entered_unix_s > DRAIN_TIMEOUT_S:
             return True
-        idle = [status for arm, status in statuses.items() if not weights.get(arm)]
+        idle = [status for arm, status in statuses.items() if not wanted.weights[arm]]
         if any(s.state is not ReplicaState.LOST and s.num_in_flight != 0 for s in idle):
             self._quiet_since = None
             return False
