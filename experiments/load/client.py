@@ -82,7 +82,8 @@ async def complete(http: aiohttp.ClientSession, base_url: str, body: bytes, prog
         return progress.result(Outcome.FAILED, "connect")
     except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError, ConnectionError):
         return progress.result(Outcome.FAILED, "disconnect")
-    except (aiohttp.ClientError, TimeoutError, ValueError):
+    except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError, AttributeError):
+        # The last four: a server may send any JSON, and what is not shaped as OpenAI's is nonsense in the stream.
         return progress.result(Outcome.FAILED, "stream")
     return progress.result(Outcome.FAILED if fault else Outcome.SUCCEEDED, fault)
 

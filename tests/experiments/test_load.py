@@ -4,6 +4,7 @@ import asyncio
 import os
 
 import pytest
+from aiohttp import web
 
 from trimtab.engine.fake_server import FakeEngine, FakeScript
 from trimtab.experiments.load.client_process import LoadClient
@@ -170,3 +171,24 @@ def test_steady_latency_is_not_oversaturation() -> None:
 
 def test_a_handful_of_requests_shows_no_slope() -> None:
     assert not is_oversaturated(queueing(0.05, num=5))
+
+
+@pytest.mark.parametrize("event", ['{"usage": {}}', '{"choices": null}', '{"choices": ["text"]}', '{"usage": 1}'])
+async def test_an_event_of_another_shape_fails_its_request_at_once(event: str) -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(text=f"data: {event}\n\ndata: [DONE]\n\n", content_type="text/event-stream")
+
+    app = web.Application()
+    app.router.add_post("/v1/completions", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    told: list[RequestResult] = []
+    try:
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        generator = LoadGenerator(job(url, plan(1, 0.0), duration_s=0.05), on_result=told.append)
+        await generator.run()
+    finally:
+        await runner.cleanup()
+    assert [(r.outcome, r.kind) for r in told] == [(Outcome.FAILED, "stream")]
