@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -50,14 +51,31 @@ def cpu_s() -> float:
 
 
 def run_rounds(num_rounds: int, run_round: Callable[[int], dict[str, float]], json_path: Path | None) -> list[Any]:
-    """The results of all rounds. Each is saved when it ends, and a later run does only those that are missing."""
-    saved = None if json_path is None else json_path.with_suffix(".rounds")
-    rounds: list[Any] = json.loads(saved.read_text()) if saved is not None and saved.exists() else []
+    """The results of all rounds. Each is saved when it ends, and a later run does only those that are missing.
+
+    Rounds of another commit or of other options measured something else: they are not taken over.
+    """
+    if json_path is None:
+        return [run_round(number) for number in range(num_rounds)]
+    saved, of = json_path.with_suffix(".rounds"), {"commit": commit(), "options": sys.argv[1:]}
+    rounds = _saved_rounds(saved, of)
     for number in range(len(rounds), num_rounds):
         rounds.append(run_round(number))
-        if saved is not None:
-            saved.write_text(json.dumps(rounds))
-    return rounds[:num_rounds]
+        written = saved.with_suffix(".writing")
+        written.write_text(json.dumps({"of": of, "rounds": rounds}))
+        written.replace(saved)
+    return rounds
+
+
+def _saved_rounds(saved: Path, of: dict[str, Any]) -> list[Any]:
+    if not saved.exists():
+        return []
+    found: dict[str, Any] = json.loads(saved.read_text())
+    if found["of"] != of:
+        print(f"{saved} has rounds of {found['of']}: starting anew")
+        return []
+    rounds: list[Any] = found["rounds"]
+    return rounds
 
 
 def finish(name: str, rows: Sequence[Row], json_path: Path | None) -> None:

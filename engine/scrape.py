@@ -41,7 +41,7 @@ async def scrape(http: aiohttp.ClientSession, base_url: str, names: MetricNames,
             text = await response.text()
             if response.status != 200:
                 raise MetricsError(f"{base_url}/metrics answered {response.status}")
-    except (aiohttp.ClientError, TimeoutError) as error:
+    except (aiohttp.ClientError, TimeoutError, UnicodeDecodeError) as error:
         raise MetricsError(f"{base_url}/metrics: {type(error).__name__}: {error}") from error
     return parse_metrics(text, names, at_unix_s)
 
@@ -61,7 +61,7 @@ def parse_metrics(text: str, names: MetricNames, at_unix_s: float) -> Figures:
 def assemble(
     samples: Mapping[str, list[tuple[Mapping[str, str], float]]], names: MetricNames, at_unix_s: float
 ) -> Figures:
-    """Sorts samples (by exported name, as label sets with values) into canonical figures."""
+    """Sorts samples (by exported name, as label sets with values) into canonical figures. Raises ``MetricsError``."""
     values: dict[str, float] = {}
     histograms: dict[str, Histogram] = {}
     for name in fields(names):
@@ -80,7 +80,10 @@ def assemble(
 def _histogram(samples: Mapping[str, list[tuple[Mapping[str, str], float]]], exported: str) -> Histogram:
     by_bound: dict[float, float] = {}
     for labels, value in samples[f"{exported}_bucket"]:
-        bound = float(labels["le"])
+        try:
+            bound = float(labels["le"])
+        except (KeyError, ValueError) as error:
+            raise MetricsError(f"{exported}_bucket has the bound {labels.get('le')!r}; expected a number") from error
         by_bound[bound] = by_bound.get(bound, 0.0) + value
     total = sum(value for _, value in samples.get(f"{exported}_sum", []))
     bounds = tuple(sorted(by_bound))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 
@@ -24,10 +24,12 @@ from trimtab.engine.contract import (
     RequestOutcome,
     RequestRecord,
 )
-from trimtab.errors import EngineCallError
+from trimtab.errors import EngineCallError, KnobError
 
 MIB = 1024 * 1024
 ADMIN_TOKEN_VARIABLE = "TRIMTAB_ENGINE_ADMIN_TOKEN"
+
+_AnswerT = TypeVar("_AnswerT")
 
 CATALOGUE = KnobCatalogue(
     engine="embedded",
@@ -169,23 +171,19 @@ class _EmbeddedClient:
             return False
 
     async def set_live_knobs(self, values: Mapping[str, KnobValue]) -> Configuration:
-        body = await self._admin("PATCH", "/admin/knobs", json=dict(values))
-        return CATALOGUE.configuration(body["knobs"])
+        return await self._admin("PATCH", "/admin/knobs", _configuration, json=dict(values))
 
     async def set_draining(self, draining: bool) -> DrainState:
-        body = await self._admin("POST" if draining else "DELETE", "/admin/drain")
-        return DrainState(body["draining"], body["num_in_flight"])
+        return await self._admin("POST" if draining else "DELETE", "/admin/drain", _drain_state)
 
     async def drain_state(self) -> DrainState:
-        body = await self._admin("GET", "/admin/drain")
-        return DrainState(body["draining"], body["num_in_flight"])
+        return await self._admin("GET", "/admin/drain", _drain_state)
 
     async def records_since(self, cursor: int) -> RecordPage:
-        body = await self._admin("GET", "/admin/records", params={"since": str(cursor)})
-        records = tuple(RequestRecord(**{**r, "outcome": RequestOutcome(r["outcome"])}) for r in body["records"])
-        return RecordPage(records, body["next_cursor"], body["num_dropped"])
+        return await self._admin("GET", "/admin/records", _record_page, params={"since": str(cursor)})
 
-    async def _admin(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:
+    async def _admin(self, method: str, path: str, read: Callable[[Any], _AnswerT], **arguments: Any) -> _AnswerT:
+        """One call, its JSON answer read by ``read``. An engine of another version may answer what we cannot read."""
         headers = {"Authorization": f"Bearer {self.endpoint.admin_token}"}
         url = f"{self.endpoint.admin_url}{path}"
         try:
@@ -193,10 +191,22 @@ class _EmbeddedClient:
                 text = await response.text()
                 if response.status != 200:
                     raise EngineCallError(f"{method} {url} answered {response.status}: {text[:300]}")
-                body: dict[str, Any] = json.loads(text)
-                return body
-        except (aiohttp.ClientError, TimeoutError, json.JSONDecodeError) as error:
+                return read(json.loads(text))
+        except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError, KnobError) as error:
             raise EngineCallError(f"{method} {url}: {type(error).__name__}: {error}") from error
+
+
+def _configuration(body: Any) -> Configuration:
+    return CATALOGUE.configuration(body["knobs"])
+
+
+def _drain_state(body: Any) -> DrainState:
+    return DrainState(body["draining"], body["num_in_flight"])
+
+
+def _record_page(body: Any) -> RecordPage:
+    records = tuple(RequestRecord(**{**r, "outcome": RequestOutcome(r["outcome"])}) for r in body["records"])
+    return RecordPage(records, body["next_cursor"], body["num_dropped"])
 
 
 def _timeout(total_s: float) -> aiohttp.ClientTimeout:

@@ -16,7 +16,7 @@ from trimtab.engine.embedded.tokenizer import Tokenizer, load_tokenizer_json
 from trimtab.engine.embedded.weights import expected_shapes
 from trimtab.errors import ModelFileError
 
-_MAX_JSON_BYTES = 64 * 1024 * 1024
+_MAX_TEXT_BYTES = 64 * 1024 * 1024
 
 
 class SafetensorsWeights:
@@ -79,12 +79,20 @@ def _index(folder: Path) -> dict[str, str]:
         raise ModelFileError(f"{single}: cannot be read: {error}") from error
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _text(path: Path) -> str:
     try:
-        if path.stat().st_size > _MAX_JSON_BYTES:
-            raise ModelFileError(f"{path}: over {_MAX_JSON_BYTES} bytes")
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        if path.stat().st_size > _MAX_TEXT_BYTES:
+            raise ModelFileError(f"{path}: over {_MAX_TEXT_BYTES} bytes")
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ModelFileError(f"{path}: cannot be read: {error}") from error
+
+
+def _json(path: Path) -> dict[str, Any]:
+    text = _text(path)
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ModelFileError(f"{path}: cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise ModelFileError(f"{path}: found {type(content).__name__}; expected an object")
@@ -139,7 +147,7 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
     settings = _json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
     template = settings.get("chat_template")
     if (folder / "chat_template.jinja").exists():
-        template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        template = _text(folder / "chat_template.jinja")
     eos, bos = config.get("eos_token_id"), config.get("bos_token_id")
     eos_ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
     for token_id in (*eos_ids, *([] if bos is None else [bos])):

@@ -30,3 +30,9 @@ def test_nan_is_left_out_and_garbage_is_one_error() -> None:
     assert parse_metrics("trimtab_engine_running_requests NaN\n", METRIC_NAMES, 0.0).values == {}
     with pytest.raises(MetricsError):
         parse_metrics("<html>{{{", METRIC_NAMES, 0.0)
+
+
+@pytest.mark.parametrize("labels", ["", '{le="small"}'])
+def test_a_bucket_without_a_bound_is_one_error(labels: str) -> None:
+    with pytest.raises(MetricsError, match="gen_ai_server_request_duration_seconds_bucket"):
+        parse_metrics(f"gen_ai_server_request_duration_seconds_bucket{labels} 3\n", METRIC_NAMES, 0.0)

@@ -72,3 +72,9 @@ def test_a_configuration_that_is_not_a_plain_llama_is_refused(folder: Path, chan
     change_config(folder, **changed)
     with pytest.raises(ModelFileError, match=r"config\.json"):
         load_model(folder, "fp32")
+
+
+def test_a_chat_template_that_is_no_text_is_one_clear_error(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_bytes(b"{{ messages }} \xff\xfe")
+    with pytest.raises(ModelFileError, match=r"chat_template\.jinja: cannot be read"):
+        load_model(folder, "fp32")

@@ -47,7 +47,12 @@ def test_top_p_over_a_flat_distribution_needs_more_than_the_first_guess() -> Non
     params = SamplingParams(1, temperature=1.0, top_p=0.9, seed=1)
     drawn = [sample(logits[None], [Draw(params, p, 0)], NO_EOS)[0] for p in range(400)]
     assert len(set(drawn)) > 300
-    assert sample(logits[None], [Draw(SamplingParams(1, temperature=1.0, top_p=0.0), 0, 0)], NO_EOS)[0] < 2000
+
+
+def test_top_p_of_zero_takes_the_likeliest() -> None:
+    logits = torch.tensor([[0.0, 0.1, 0.0]])
+    draws = [Draw(SamplingParams(1, temperature=1.0, top_p=0.0), position, 0) for position in range(50)]
+    assert {sample(logits, [draw], NO_EOS)[0] for draw in draws} == {1}
 
 
 def test_a_draw_does_not_depend_on_the_rest_of_the_batch() -> None:
