@@ -81,11 +81,9 @@ _STORED = TypeAdapter(_Stored)
 class Study:
     """One experiment's trials. Use as a context manager: the lock is held and the storage open inside it."""
 
-    def __init__(self, plan: ExperimentPlan, *, storage_url: str | None = None) -> None:
-        """``storage_url`` ``None``: a SQLite file in the plan's folder."""
+    def __init__(self, plan: ExperimentPlan) -> None:
         self._plan = plan
         self._space = plan.space
-        self._url = storage_url or f"sqlite:///{plan.folder / 'study.db'}"
         self._running: dict[int, optuna.Trial] = {}
 
     def __enter__(self) -> Study:
@@ -172,9 +170,9 @@ class Study:
     def _open(self) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         plan, spec = self._plan, self._plan.policy
-        if self._url.startswith("sqlite:///"):
-            _use_wal(self._url.removeprefix("sqlite:///"))
-        self._storage = optuna.storages.RDBStorage(self._url)
+        path = plan.folder / "study.db"
+        _use_wal(path)
+        self._storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
         self._study = optuna.create_study(
             study_name=plan.name,
             storage=self._storage,
@@ -290,7 +288,7 @@ def _lock(path: Path) -> int:
     return descriptor
 
 
-def _use_wal(path: str) -> None:
+def _use_wal(path: Path) -> None:
     """WAL is a property of the file, so once is enough: readers (``experiment show``) never block the search."""
     connection = sqlite3.connect(path)
     try:
