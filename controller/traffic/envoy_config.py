@@ -80,7 +80,9 @@ def _cluster(route: Route) -> dict[str, Any]:
             }
         },
         # One engine queues for itself; Envoy's default circuit breaker of 1,024 must not refuse before it does.
-        "circuit_breakers": {"thresholds": [{"max_connections": 65536, "max_requests": 65536}]},
+        "circuit_breakers": {
+            "thresholds": [{"max_connections": 65536, "max_pending_requests": 65536, "max_requests": 65536}]
+        },
     }
 
 

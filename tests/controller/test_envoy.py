@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 
 from trimtab.controller.traffic.envoy import EnvoySplit
+from trimtab.controller.traffic.envoy_config import clusters
 from trimtab.controller.traffic.interface import Route
 from trimtab.engine.process import ProcessRecord, ProcessSpec, spawn, terminate
 from trimtab.errors import TrafficError
@@ -127,6 +128,13 @@ async def test_what_envoy_does_not_confirm_is_an_error(tmp_path: Path) -> None:
         await split.apply([Route("s", "127.0.0.1", 1, 90)])
     with pytest.raises(TrafficError, match="admin socket"):
         await split.apply([Route("s", "127.0.0.1", 1, 100)])
+
+
+def test_envoy_refuses_no_burst_before_the_engine_does() -> None:
+    cluster = clusters([Route("s", "127.0.0.1", 1, 100)])["resources"][0]
+    limits = cluster["circuit_breakers"]["thresholds"][0]
+    # Each is 1,024 where it is not given.
+    assert min(limits[name] for name in ("max_connections", "max_pending_requests", "max_requests")) > 1024
 
 
 def test_a_socket_path_that_is_too_long_is_refused(tmp_path: Path) -> None:
