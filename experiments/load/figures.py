@@ -62,8 +62,11 @@ def is_oversaturated(load: LoadResult) -> bool:
 
 
 def _concurrency(results: Sequence[RequestResult], at_s: Sequence[float]) -> list[float]:
-    """Requests in flight at each of ``at_s``. One that never ended stays in flight."""
-    starts = np.sort([r.intended_s for r in results])
+    """Requests in flight at each of ``at_s``, without those that were refused or broke off.
+
+    One that had not ended when the load did stays in flight.
+    """
+    starts = np.sort([r.intended_s for r in results if r.outcome is Outcome.SUCCEEDED or r.kind == "deadline"])
     ends = np.sort([r.last_token_s for r in results if r.outcome is Outcome.SUCCEEDED and r.last_token_s])
     begun = np.searchsorted(starts, at_s, side="right")
     gone = np.searchsorted(ends, at_s, side="right")

@@ -169,6 +169,14 @@ def test_steady_latency_is_not_oversaturation() -> None:
     assert not is_oversaturated(queueing(0.0))
 
 
+def test_refused_requests_do_not_count_as_in_flight() -> None:
+    served = [
+        RequestResult(2 * i, i, i, i + 0.01 * i, i + 0.01 * i, 3, 1, (), Outcome.SUCCEEDED, None) for i in range(30)
+    ]
+    refused = [RequestResult(2 * i + 1, i, i, None, None, 0, 0, (), Outcome.REFUSED, "http_429") for i in range(30)]
+    assert not is_oversaturated(LoadResult(2.0, 30.0, 31.0, 0.0, (*served, *refused)))
+
+
 def test_a_handful_of_requests_shows_no_slope() -> None:
     assert not is_oversaturated(queueing(0.05, num=5))
 
