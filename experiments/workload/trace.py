@@ -26,6 +26,8 @@ from trimtab.errors import WorkloadError
 from trimtab.experiments.workload.interface import PlannedRequest
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
+MAX_AT_S = 1e13  # a Unix time in milliseconds still passes
+MAX_RATE_PER_S = 1e5  # beyond any load client; a clock in other units than seconds shows as more
 FIELDS = ("at_s", "prompt", "output_tokens")
 
 
@@ -103,6 +105,10 @@ def read_trace(path: Path, *, rate_per_s: float | None, seed: int) -> TraceWorkl
     if rate_per_s is None and span_s <= 0:
         raise WorkloadError(f"{path}: all requests arrive at once; give the workload a rate")
     recorded_per_s = (len(rows) - 1) / span_s if span_s > 0 else 1.0
+    if rate_per_s is None and recorded_per_s > MAX_RATE_PER_S:
+        raise WorkloadError(
+            f"{path}: {recorded_per_s:g} requests a second; accepted: up to {MAX_RATE_PER_S:g}, or give it a rate"
+        )
     held_out = set(np.random.default_rng(seed).permutation(len(rows))[: len(rows) // 2].tolist())
     kept = tuple(row for i, row in enumerate(rows) if i not in held_out)
     other = tuple(row for i, row in enumerate(rows) if i in held_out)
@@ -115,7 +121,8 @@ def _row(path: Path, number: int, line: bytes, previous_s: float) -> TraceRow:
         raise WorkloadError(f"{where}: a line is longer than {MAX_LINE_BYTES} bytes")
     try:
         body = json.loads(line)
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        json.dumps(body, ensure_ascii=False).encode()  # half a surrogate pair cannot be sent
+    except (ValueError, RecursionError) as error:
         raise WorkloadError(f"{where}: not JSON: {error}") from error
     if not isinstance(body, Mapping) or set(body) != set(FIELDS):
         found = ", ".join(map(str, body)) if isinstance(body, Mapping) else type(body).__name__
@@ -132,8 +139,8 @@ def _row(path: Path, number: int, line: bytes, previous_s: float) -> TraceRow:
 
 
 def _number(where: str, name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise WorkloadError(f"{where}: {name} {value!r} must be a finite number of seconds")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_AT_S:
+        raise WorkloadError(f"{where}: {name} {value!r} must be a number of seconds up to {MAX_AT_S:g}")
     return float(value)
 
 

@@ -100,12 +100,23 @@ def test_a_short_trace_goes_round(tmp_path: Path) -> None:
         ('{"at_s": 8, "prompt": "", "output_tokens": 1}', "trace.jsonl:2: prompt"),
         ('{"at_s": 8, "prompt": "x", "output_tokens": -1}', "trace.jsonl:2: output_tokens -1"),
         ("[1]", "trace.jsonl:2: found list"),
+        ("[" * 100_000, "trace.jsonl:2: not JSON"),
+        ('{"at_s": 8, "prompt": "\\ud800", "output_tokens": 1}', "trace.jsonl:2: not JSON"),
+        (f'{{"at_s": {"9" * 400}, "prompt": "x", "output_tokens": 1}}', "trace.jsonl:2: at_s"),
+        (f'{{"at_s": {"9" * 5000}, "prompt": "x", "output_tokens": 1}}', "trace.jsonl:2: not JSON"),
     ],
 )
 def test_a_malformed_row_is_one_error_with_its_line(tmp_path: Path, line: str, message: str) -> None:
     with pytest.raises(WorkloadError) as caught:
         read_trace(trace(tmp_path, rows(1)[0], line, *rows(5)), rate_per_s=None, seed=1)
     assert message in str(caught.value)
+
+
+def test_a_clock_that_no_load_can_follow_is_refused(tmp_path: Path) -> None:
+    lines = [f'{{"at_s": {i}e-9, "prompt": "x", "output_tokens": 1}}' for i in range(8)]
+    with pytest.raises(WorkloadError, match="requests a second"):
+        read_trace(trace(tmp_path, *lines), rate_per_s=None, seed=1)
+    assert read_trace(trace(tmp_path, *lines), rate_per_s=2.0, seed=1).requests(5.0)
 
 
 def test_a_missing_trace_is_a_workload_error(tmp_path: Path) -> None:
