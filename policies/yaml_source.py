@@ -18,6 +18,7 @@ from trimtab.errors import KnobError, ManifestError
 from trimtab.policies.manifest import API_VERSION, KINDS, ChoiceSpace, Manifest, RangeSpace, TunedEngine, TuningPolicy
 
 MAX_TEXT_BYTES = 1024 * 1024
+MAX_DEPTH = 64
 Path = tuple[str | int, ...]
 
 # Keys that the design names and Trimtab does not have yet: refused by name, not as a typing mistake.
@@ -93,10 +94,16 @@ def _documents(text: str, file: str) -> Iterator[_Document]:
 
 
 def _refuse_aliases(text: str, file: str) -> None:
+    """Refuses deep nesting too: the scanner's time grows faster than its square, hours for a file of brackets."""
+    depth = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             line = event.start_mark.line + 1 if event.start_mark else 1
             raise ManifestError(f"{file}:{line}: anchors and aliases are not accepted")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            line = event.start_mark.line + 1 if event.start_mark else 1
+            raise ManifestError(f"{file}:{line}: nested deeper than {MAX_DEPTH} levels")
 
 
 def _index_lines(node: yaml.Node, path: Path, lines: dict[Path, int], file: str) -> None:

@@ -166,3 +166,9 @@ def test_examples_in_the_repository_are_accepted() -> None:
     root = Path(__file__).parents[2]
     for file in sorted((root / "examples").glob("*.yaml")):
         assert parse_manifests(file.read_text(), str(file), CATALOGUES)
+
+
+@pytest.mark.parametrize("text", ["[" * 500_000, "{a: " * 100_000, "- " * 100_000])
+def test_deep_nesting_is_refused_at_once(text: str) -> None:
+    with pytest.raises(ManifestError, match=r"f\.yaml:1: nested deeper than 64 levels"):
+        parse_manifests(text, "f.yaml", {"embedded": CATALOGUE})
