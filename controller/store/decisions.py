@@ -70,9 +70,12 @@ def row_hash(row: DecisionRow) -> str:
 
 
 def write_anchor(path: Path, row: DecisionRow) -> None:
-    """Writes the chain's head beside the database, atomically."""
+    """Writes the chain's head beside the database, atomically and to the disk: an empty one would read as a cut."""
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(f"{row.sequence} {row.hash}\n")
+    with temporary.open("w") as anchor:
+        anchor.write(f"{row.sequence} {row.hash}\n")
+        anchor.flush()
+        os.fsync(anchor.fileno())
     os.replace(temporary, path)
 
 

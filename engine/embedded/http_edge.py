@@ -5,6 +5,7 @@ Both servers use the error bodies; the traffic server is wrapped in ``TrafficEdg
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import re
@@ -24,6 +25,9 @@ MAX_BODY_BYTES = 4 * 1024 * 1024
 # A refused body is read on and thrown away up to here, so that a client that is still sending gets to see the answer.
 _MAX_DISCARDED_BYTES = 64 * 1024 * 1024
 
+# A body that trickles in counts as in flight, and so would hold a drain open for as long as its client likes.
+BODY_TIMEOUT_S = 30.0
+
 _OPEN_PATHS = ("/health", "/ready")
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -31,8 +35,12 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _log = structlog.get_logger(__name__)
 
 
-class BodyTooLargeError(RequestError):
-    """The request's body exceeds ``MAX_BODY_BYTES``."""
+class BodyError(RequestError):
+    """The request's body cannot be taken in; ``status`` is its HTTP status."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class TrafficEdge:
@@ -82,7 +90,22 @@ def unauthorized(message: str) -> JSONResponse:
 
 
 async def read_json(request: Request) -> Any:
-    """The request's body. Raises ``RequestError`` when it is too large, not JSON, or not writable as UTF-8."""
+    """The request's body. Raises ``RequestError`` when it is late, too large, not JSON, or not writable as UTF-8."""
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            content = await _read(request)
+    except TimeoutError as error:
+        raise BodyError(f"the body did not arrive within {BODY_TIMEOUT_S:g} s", 408) from error
+    try:
+        body = json.loads(content, parse_constant=_refuse_constant)
+        # Half a surrogate pair passes as JSON, and then no tokenizer and no answer can carry it.
+        json.dumps(body, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from error
+    return body
+
+
+async def _read(request: Request) -> bytes:
     chunks: list[bytes] = []
     num_bytes = 0
     async for chunk in request.stream():
@@ -94,14 +117,8 @@ async def read_json(request: Request) -> Any:
         if num_bytes > _MAX_DISCARDED_BYTES:
             break
     if num_bytes > MAX_BODY_BYTES:
-        raise BodyTooLargeError(f"the body has more than {MAX_BODY_BYTES} bytes; shorten the prompt")
-    try:
-        body = json.loads(b"".join(chunks), parse_constant=_refuse_constant)
-        # Half a surrogate pair passes as JSON, and then no tokenizer and no answer can carry it.
-        json.dumps(body, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from error
-    return body
+        raise BodyError(f"the body has more than {MAX_BODY_BYTES} bytes; shorten the prompt", 413)
+    return b"".join(chunks)
 
 
 def error_response(error: TrimtabError) -> JSONResponse:
@@ -111,8 +128,8 @@ def error_response(error: TrimtabError) -> JSONResponse:
         status = 503 if error.draining else 429
         kind = "service_unavailable" if error.draining else "rate_limit_error"
         headers = {"Retry-After": str(error.retry_after_s)}
-    elif isinstance(error, BodyTooLargeError):
-        status, kind = 413, "invalid_request_error"
+    elif isinstance(error, BodyError):
+        status, kind = error.status, "invalid_request_error"
     elif isinstance(error, RequestError):
         status, kind = 404 if error.code == "model_not_found" else 400, "invalid_request_error"
     elif isinstance(error, EngineError):
