@@ -16,6 +16,7 @@ from sqlalchemy import select
 from trimtab.controller.rollout.reconcile import Reconciler
 from trimtab.controller.rollout.repository import RolloutRequest, Rollouts
 from trimtab.controller.schedule import is_due
+from trimtab.controller.store.decisions import DecisionNote
 from trimtab.controller.store.store import Store
 from trimtab.controller.store.tables import ExperimentRow, TargetRow
 from trimtab.controller.telemetry.source import MetricsSource
@@ -122,15 +123,16 @@ class ControlLoop:
             self.start_experiment("schedule")
 
     def _promote(self, winner: Winner) -> None:
-        """Starts the canary of an experiment's winner, where the policy lets it."""
-        if self._policy().spec.rollout.approval == "manual":
-            log.info("winner waits for a person", configuration=winner.configuration.id)
-        elif self._stable() != winner.configuration:
+        """Starts the canary of an experiment's winner, or tells a person how to where the policy wants one."""
+        stable, note = self._stable(), None
+        if winner.configuration != stable and self._policy().spec.rollout.approval == "manual":
+            note = _waiting(self._target, winner, stable)
+        elif winner.configuration != stable:
             origin = f"experiment {winner.experiment_id}"
             # A kill before the last line below must start nothing twice, not even after that rollout's end.
             if all(rollout.origin != origin for rollout in self.rollouts.all()):
                 self.rollouts.start(RolloutRequest(winner.configuration, origin, "loop"))
-        self.tuner.settle(winner)
+        self.tuner.settle(winner, note)
 
     def start_rollout(self, configuration: Configuration, origin: str, *, inject: str | None) -> int:
         """Starts a person's rollout and returns its id.
@@ -179,6 +181,15 @@ class ControlLoop:
     def _policy(self) -> TuningPolicy:
         with self.store.read() as session:
             return TuningPolicy.model_validate(session.get_one(TargetRow, self._target).policy_manifest)
+
+
+def _waiting(target: str, winner: Winner, stable: Configuration) -> DecisionNote:
+    knobs = " ".join(f"--set {name}={value}" for name, (value, _) in winner.configuration.changed(stable).items())
+    sentence = (
+        f"{winner.configuration.id} won experiment {winner.experiment_id} and waits for a person, as the policy's "
+        f"approval says: trimtab rollout start {knobs}"
+    )
+    return DecisionNote("loop", f"target {target}", "winner_waits", sentence, {"winner": dict(winner.configuration)})
 
 
 async def _wait(stop: asyncio.Event, seconds: float) -> None:

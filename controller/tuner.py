@@ -116,9 +116,9 @@ class Tuner:
         assert values is not None
         return Winner(values, row.id)
 
-    def settle(self, winner: Winner) -> None:
-        """Marks the winner as acted on."""
-        with self._parts.store.write() as session:
+    def settle(self, winner: Winner, note: DecisionNote | None) -> None:
+        """Marks the winner as acted on, with the decision behind it where no rollout tells it."""
+        with self._parts.store.write(note) as session:
             session.get_one(ExperimentRow, winner.experiment_id).state = "finished"
 
     def gate(self, configuration_id: str) -> GateRow | None:

@@ -16,6 +16,7 @@ import yaml
 from trimtab.controller.loop import ControlLoop, LoopParts
 from trimtab.controller.rollout.machine import Phase
 from trimtab.controller.rollout.repository import RolloutRequest, Rollouts
+from trimtab.controller.store.decisions import DecisionNote
 from trimtab.controller.store.store import Store
 from trimtab.controller.store.tables import ExperimentRow
 from trimtab.controller.targets import put_target
@@ -44,6 +45,7 @@ class RecordedTuner:
         self.settled: list[Winner] = []
         self.waiting: Winner | None = None
         self.busy = False
+        self.note: DecisionNote | None = None
 
     def is_busy(self) -> bool:
         return self.busy
@@ -55,8 +57,9 @@ class RecordedTuner:
     def winner(self) -> Winner | None:
         return self.waiting
 
-    def settle(self, winner: Winner) -> None:
+    def settle(self, winner: Winner, note: DecisionNote | None) -> None:
         self.settled.append(winner)
+        self.note = note
         self.waiting = None
 
     def gate(self, configuration_id: str) -> None:
@@ -194,12 +197,16 @@ async def test_a_winner_waits_while_another_rollout_is_under_way(world: World) -
     assert len(world.rollouts.all()) == 1
 
 
-async def test_a_policy_with_manual_approval_starts_no_rollout(tmp_path: Path, made: list[World]) -> None:
+async def test_a_policy_with_manual_approval_starts_no_rollout_and_says_how_a_person_can(
+    tmp_path: Path, made: list[World]
+) -> None:
     made.append(World(tmp_path, approval="manual"))
     made[0].tuner.waiting = Winner(INT4, 7)
     await made[0].turn()
     assert made[0].rollouts.all() == []
     assert len(made[0].tuner.settled) == 1
+    assert made[0].tuner.note is not None
+    assert made[0].tuner.note.sentence.endswith("trimtab rollout start --set quantization=int4")
 
 
 async def test_a_winner_that_is_stable_already_starts_nothing(world: World) -> None:
