@@ -9,10 +9,13 @@ from sqlalchemy.orm import Session
 
 from trimtab.controller.backends.interface import ReplicaRole
 from trimtab.controller.backends.local import process_of, record_process
+from trimtab.controller.restarts import MAX_DELAY_S, Restarts
 from trimtab.controller.store.store import Store
 from trimtab.controller.store.tables import ProcessRow, TargetRow
 from trimtab.controller.traffic.envoy import EnvoySplit
 from trimtab.engine.process import ProcessSpec, is_running, reap, spawn
+
+_ENVOY = "envoy"
 
 
 class Proxy:
@@ -24,18 +27,28 @@ class Proxy:
         self._target = target
         self._port = port
         self._logs = logs
+        self._restarts = Restarts(store.now)
 
     def ensure(self) -> None:
-        """Starts Envoy unless the recorded one runs. Its files keep the weights that were last in force."""
+        """Starts Envoy unless the recorded one runs, less often when it keeps ending.
+
+        Its files keep the weights that were last in force.
+        """
         with self._store.read() as session:
             target = session.get_one(TargetRow, self._target)
             row = session.get(ProcessRow, target.envoy_process_id) if target.envoy_process_id else None
-        if row is not None and row.ended_unix_s is None:
-            if is_running(process_of(row)):
+        if row is not None:
+            if row.ended_unix_s is None and is_running(process_of(row)):
+                if self._store.now() - row.started_unix_s > MAX_DELAY_S:
+                    self._restarts.ready(_ENVOY)
                 return
-            reap(process_of(row))
-            with self._store.write() as session:
-                session.get_one(ProcessRow, row.id).ended_unix_s = self._store.now()
+            if row.ended_unix_s is None:
+                reap(process_of(row))
+                with self._store.write() as session:
+                    session.get_one(ProcessRow, row.id).ended_unix_s = self._store.now()
+            self._restarts.lost(_ENVOY, row.id)
+            if not self._restarts.may_start(_ENVOY):
+                return
         log_path = self._logs / "envoy.log"
         new = ProcessRow(
             role=ReplicaRole.ENVOY,

@@ -14,6 +14,7 @@ import structlog
 from sqlalchemy.orm import Session
 
 from trimtab.controller.backends.interface import Backend, ReplicaRole, ReplicaSpec, ReplicaState, ReplicaStatus
+from trimtab.controller.restarts import Restarts
 from trimtab.controller.rollout.machine import (
     Arm,
     ArmState,
@@ -65,6 +66,7 @@ class Reconciler:
         self._applied: tuple[Route, ...] | None = None
         self._applied_unix_s = 0.0
         self._quiet_since: float | None = None
+        self._restarts = Restarts(parts.store.now)
         self.serving = False  # whether the last pass found the weights in force
 
     async def pass_once(self) -> bool:
@@ -104,7 +106,8 @@ class Reconciler:
         running = self._parts.backend.running()
         for arm, process_id in process_ids(target, rollout).items():
             gone = process_id is None or (arm is not Arm.CANARY and process_id not in running)
-            if arm in wanted.arms and gone and (arm is Arm.STABLE or comparing):
+            may_start = (arm is Arm.STABLE or comparing) and self._restarts.may_start(arm)
+            if arm in wanted.arms and gone and may_start:
                 self._start_arm(target, rollout, arm)
 
     def _start_arm(self, target: TargetRow, rollout: RolloutRow | None, arm: Arm) -> None:
@@ -134,11 +137,12 @@ class Reconciler:
             if arm not in wanted.arms or process_id is None:
                 continue
             seen[arm] = await self._parts.backend.status(process_id)
+            if seen[arm].state is ReplicaState.READY:
+                self._restarts.ready(arm)
             if seen[arm].state is ReplicaState.LOST:
-                log.warning("replica lost", arm=arm, reason=seen[arm].reason)
-                await self._parts.backend.stop(
-                    process_id, LOST_GRACE_S
-                )  # the next pass starts another, where one may be
+                if self._restarts.lost(arm, process_id):
+                    log.warning("replica lost", arm=arm, reason=seen[arm].reason)
+                await self._parts.backend.stop(process_id, LOST_GRACE_S)
         return seen
 
     async def _move_weights(self, target: TargetRow, rollout: RolloutRow | None, weights: Mapping[Arm, int]) -> bool:

@@ -41,6 +41,7 @@ class World:
             )
         self.rollouts = Rollouts(self.store, "chat", CATALOGUE)
         self.states: dict[int, ReplicaState] = {}
+        self.start_as = ReplicaState.READY
         self.weights: dict[str, int] = {}
         parts = Parts(self.store, self, self, self.rollouts, CATALOGUE, lambda: None)
         self.reconciler = Reconciler(parts, "chat")
@@ -66,7 +67,7 @@ class World:
             session.add(row)
             session.flush()
             on_record(session, row.id)
-        self.states[row.id] = ReplicaState.READY
+        self.states[row.id] = self.start_as
         return row.id
 
     async def status(self, process_id: int) -> ReplicaStatus:
@@ -76,10 +77,11 @@ class World:
         return []
 
     async def stop(self, process_id: int, grace_s: float) -> None:
-        del self.states[process_id]
+        self.states[process_id] = ReplicaState.LOST
 
     def running(self) -> dict[int, str]:
-        return dict.fromkeys(self.states, ReplicaRole.REPLICA)
+        alive = [key for key, state in self.states.items() if state is not ReplicaState.LOST]
+        return dict.fromkeys(alive, ReplicaRole.REPLICA)
 
     async def apply(self, routes: Sequence[Route]) -> None:
         self.weights = {route.name: route.weight for route in routes}
@@ -129,3 +131,24 @@ async def test_a_rollout_does_not_end_while_an_arm_stands_in(
     world.states[arms[busy]] = ReplicaState.READY
     await world.passes(5)
     assert world.rollouts.get(1).phase == end
+
+
+async def test_a_lost_stable_replica_is_replaced_at_once(world: World) -> None:
+    await world.passes(2)
+    arms = world.enter(Phase.STEPPING)
+    world.states[arms[Arm.STABLE]] = ReplicaState.LOST
+    num_before = len(world.states)
+    await world.passes(2)
+    assert len(world.states) == num_before + 1
+
+
+async def test_a_replica_that_cannot_start_is_tried_less_and_less_often(world: World) -> None:
+    await world.passes(2)
+    arms = world.enter(Phase.ROLLING_BACK)
+    world.start_as = world.states[arms[Arm.STABLE]] = ReplicaState.LOST
+    num_before = len(world.states)
+    await world.passes(600)
+    assert 10 <= len(world.states) - num_before <= 18  # 1, 2, 4, ... 32 and then 60 seconds apart
+    world.start_as = ReplicaState.READY
+    await world.passes(62)
+    assert world.weights == {f"replica-{max(world.states)}": 100}
