@@ -304,7 +304,9 @@ class JudgeSettings(Strict):
 
 
 class Rollout(Strict):
-    steps: list[RolloutStep] = Field(min_length=1, description="Weights in rising order; the last is 100.")
+    steps: list[RolloutStep] = Field(
+        min_length=1, description="At least two weights in rising order; the last is 100, where nothing is compared."
+    )
     judge: JudgeSettings = Field(default_factory=JudgeSettings)
     approval: Literal["automatic", "manual"] = Field("automatic", description="Who lets a winner start its rollout.")
 
@@ -313,6 +315,8 @@ class Rollout(Strict):
         weights = [s.weight for s in self.steps]
         if weights[-1] != 100 or weights != sorted(set(weights)):
             raise ValueError(f"weights {weights} must rise and end at 100")
+        if len(weights) < 2:
+            raise ValueError("a step of at most 50 must come before 100, or the canary is promoted uncompared")
         for step in self.steps[:-1]:
             if step.weight > 50:
                 raise ValueError(

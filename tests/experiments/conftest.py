@@ -32,7 +32,7 @@ def policy(**changes: object) -> PolicySpec:
             "promptTokens": {"median": 8, "max": 16},
             "outputTokens": {"median": 3, "max": 6},
         },
-        "rollout": {"steps": [{"weight": 100}]},
+        "rollout": {"steps": [{"weight": 25, "detect": "50%"}, {"weight": 100}]},
         "share": True,
     }
     return PolicySpec.model_validate(values | changes)

@@ -97,6 +97,11 @@ def test_a_target_and_its_policy_in_one_file() -> None:
         ("{weight: 25, detect: 20%}", "{weight: 25}", ("25", "needs detect")),
         (", {weight: 100}]", "]", ("rise and end at 100",)),
         (
+            "{weight: 5, detect: 50%}, {weight: 25, detect: 20%}, {weight: 50, detect: 10%}, {weight: 100}",
+            "{weight: 100}",
+            ("must come before 100",),
+        ),
+        (
             "budget: {trials",
             'window: "01:00-05:00"\n    budget: {trials',
             ("search.window", "not built yet", "budget"),
