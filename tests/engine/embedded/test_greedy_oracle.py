@@ -121,17 +121,21 @@ def test_greedy_text_is_the_oracles_in_a_batch_and_with_drafts(
     count_ties(loaded, oracle, texts(loaded, make_driver, 16, 8, **knobs))
 
 
+@pytest.fixture(scope="module")
+def expected(loaded: LoadedModel, oracle: Any) -> list[list[int]]:
+    return [oracle_text(loaded, oracle, prompt, 64) for prompt in PROMPTS]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
+@pytest.mark.parametrize("knobs", [{"max_num_seqs": 1}, *ARMS])
 def test_twenty_prompts_of_sixty_four_tokens_equal_what_the_oracle_writes(
-    loaded: LoadedModel, oracle: Any, make_driver: Any
+    loaded: LoadedModel, oracle: Any, expected: list[list[int]], make_driver: Any, knobs: dict[str, KnobValue]
 ) -> None:
-    expected = [oracle_text(loaded, oracle, prompt, 64) for prompt in PROMPTS]
-    for knobs in ({"max_num_seqs": 1}, *ARMS):
-        written = texts(loaded, make_driver, 64, len(PROMPTS), **knobs)
-        # After a tie the two texts go different ways, each of them greedy.
-        if count_ties(loaded, oracle, written) == 0:
-            assert written == expected
+    written = texts(loaded, make_driver, 64, len(PROMPTS), **knobs)
+    # After a tie the two texts go different ways, each of them greedy.
+    if count_ties(loaded, oracle, written) == 0:
+        assert written == expected
 
 
 def oracle_text(loaded: LoadedModel, oracle: Any, prompt: str, num_tokens: int) -> list[int]:
