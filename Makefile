@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/pytest -q
 
-.PHONY: setup demo test check bench test-full test-full-engine test-full-search test-full-rollout lock clean
+.PHONY: setup demo test check bench test-full test-full-engine test-full-rollout lock clean
 
 setup: $(VENV)/.ready
 
@@ -30,13 +30,10 @@ check: setup
 	$(BIN)/lint-imports
 
 # Everything slow, in parts of at most 80 minutes each.
-test-full: test test-full-engine test-full-search test-full-rollout
+test-full: test test-full-engine test-full-rollout
 
 test-full-engine: setup model
 	$(PYTEST) -m slow tests/kernels tests/engine
-
-test-full-search: setup model
-	$(PYTEST) -m slow tests/policies tests/experiments
 
 test-full-rollout: setup model prometheus
 	$(PYTEST) -m slow tests/controller tests/e2e
