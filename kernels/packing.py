@@ -86,16 +86,16 @@ def round_to_int4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return quants.reshape(weight.shape), scales, minima
 
 
-def unpack(weight: Weight) -> Tensor:
-    """The weight as ``[out_features, in_features]`` in its own compute type (bf16 for int8 and int4)."""
-    if isinstance(weight, DenseWeight):
-        return weight.values
+def unpack(weight: Int8Weight | Int4Weight, dtype: torch.dtype) -> Tensor:
+    """The weight as ``[out_features, in_features]`` in ``dtype``."""
     if isinstance(weight, Int8Weight):
-        return weight.values.to(torch.bfloat16) * weight.scales[:, None]
-    quants = torch.stack((weight.nibbles & 15, weight.nibbles >> 4), dim=-1)
-    groups = quants.reshape(len(weight.nibbles), -1, INT4_GROUP).to(torch.bfloat16) - 8
-    scales, zeros = weight.scales_and_zeros.unbind(-1)
-    return (groups * scales.T[..., None] + zeros.T[..., None]).reshape(len(weight.nibbles), -1)
+        return weight.values.to(dtype) * weight.scales.to(dtype)[:, None]
+    num_rows, half = weight.nibbles.shape
+    values = torch.empty(num_rows, half, 2, dtype=dtype)
+    values[..., 0], values[..., 1] = weight.nibbles & 15, weight.nibbles >> 4
+    scales, zeros = weight.scales_and_zeros.to(dtype).unbind(-1)
+    groups = values.view(num_rows, -1, INT4_GROUP).sub_(8)
+    return groups.mul_(scales.T[..., None]).add_(zeros.T[..., None]).view(num_rows, -1)
 
 
 def rows(weight: Weight, indices: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ class UserTraffic:
             "--rate": self.workload.rate,
             "--duration": LONGEST_S,
             "--arrivals": self.workload.arrivals.process,
+            "--cv": self.workload.arrivals.cv,
             "--prompt-median": law.median,
             "--prompt-max": law.max,
             "--output-median": out.median,

@@ -51,10 +51,19 @@ def weights(kind: str, out_features: int, in_features: int) -> Weight:
             return quantize_int4(dense)
 
 
+@pytest.mark.parametrize("batch_dtype", [FP32, BF16])
 @pytest.mark.parametrize("kind", ["fp32", "bf16", "int8", "int4"])
 @pytest.mark.parametrize("num_tokens", [1, 3, 19, 20, 63, 64, 70])
 @pytest.mark.parametrize(("out_features", "in_features"), [(48, 96), (160, 32), (16, 544)])
-def test_linear(kind: str, num_tokens: int, out_features: int, in_features: int) -> None:
+def test_linear(
+    kind: str,
+    num_tokens: int,
+    out_features: int,
+    in_features: int,
+    batch_dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ops, "batch_dtype", lambda: batch_dtype)  # as on a CPU with and without bf16 instructions
     weight = weights(kind, out_features, in_features)
     dtype = FP32 if kind == "fp32" else BF16
     x = torch.randn(num_tokens, in_features).to(dtype)
@@ -70,7 +79,8 @@ def test_quantized_weights_are_near_the_originals(kind: str) -> None:
     step = (2 * dense.abs().max() / 254) if kind == "int8" else (dense.max() - dense.min()) / 15
     # Half a step of rounding, and the scale's own rounding to bf16 over the whole range.
     assert (reference.dequantize(weight) - dense).abs().max() <= step / 2 + 2**-8 * dense.abs().max() * 2
-    close(unpack(weight), reference.dequantize(weight), BF16)
+    for dtype in (BF16, FP32):
+        close(unpack(weight, dtype), reference.dequantize(weight), dtype)
 
 
 def test_int4_blocks_keep_their_values_exactly_where_scales_are_bf16() -> None:

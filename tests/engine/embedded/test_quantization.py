@@ -42,12 +42,12 @@ def test_a_stacked_product_is_that_of_its_parts(num_rows: tuple[int, ...], quant
     weights = {str(i): torch.randn(n, 64, generator=generator) for i, n in enumerate(num_rows)}
     stacked = projection(Given(weights), list(weights), quantization)
     x = torch.randn(3, 64, generator=generator).to(torch.bfloat16)
-    expected = x.float() @ unpack(stacked).float().T
+    expected = x.float() @ unpack(stacked, torch.float32).T
     # bf16 keeps 8 bits of each output, whose own size is near sqrt(64) = 8; 64 of them are summed in float32.
     torch.testing.assert_close(ops.linear(x, stacked).float(), expected, rtol=2**-6, atol=0.15)
     # Half a step of a 4-bit group that spans about 4.5 standard deviations, and bf16 scales.
     original = torch.cat(list(weights.values()))
-    assert (unpack(stacked).float() - original).abs().max() < 0.3
+    assert (unpack(stacked, torch.float32) - original).abs().max() < 0.3
 
 
 def test_rows_that_torch_cannot_take_are_refused_by_name() -> None:
