@@ -15,8 +15,8 @@ from torch import Tensor
 
 from trimtab.kernels.packing import DenseWeight, Int8Weight, Weight, unpack
 
-# From this many rows on, converting the weights to bf16 once and multiplying there beats torch's own product, which
-# works row by row (3072 x 576 on one Zen 4 core, November 2026: int8 is equal at 16 rows, int4 near 64).
+# From this many rows on, unpacking the weights once and multiplying in bf16 beats torch's own product, which works
+# row by row (3072 x 576 on one Zen 4 core, November 2026: int8 is equal at 16 rows, int4 near 64).
 UNPACK_INT8_FROM_ROWS = 20
 UNPACK_INT4_FROM_ROWS = 64
 # From this many rows on, a CPU without bf16 instructions multiplies faster after converting bf16 weights to fp32
