@@ -13,7 +13,8 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 	@echo "Setting up $(VENV) from requirements.lock (one to three minutes)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed"; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install --disable-pip-version-check --quiet --no-deps -r requirements.lock
+	@# Compiling every module of every package takes a minute; Python compiles those that it imports.
+	@$(BIN)/pip install --disable-pip-version-check --quiet --no-deps --no-compile -r requirements.lock
 	@$(BIN)/pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 

@@ -15,13 +15,17 @@ from torch import Tensor
 
 from trimtab.kernels.packing import DenseWeight, Int8Weight, Weight, unpack
 
-# From this many rows on, unpacking the weights once and multiplying in bf16 beats torch's own product, which works
-# row by row (3072 x 576 on one Zen 4 core, November 2026: int8 is equal at 16 rows, int4 near 64).
-UNPACK_INT8_FROM_ROWS = 20
-UNPACK_INT4_FROM_ROWS = 64
+# From this many rows on, unpacking the weights once and multiplying in ``batch_dtype`` beats torch's own products,
+# which work row by row. One core each, 2026, at 3072 x 576: Zen 4 (bf16 instructions) is equal at 16 rows for int8,
+# near 64 for int4; a Xeon with AVX-512 VNNI only at 128 and 256 (8.2 to 10.0 ms, 16.4 to 16.0 ms).
+UNPACK_INT8_FROM_ROWS = {torch.bfloat16: 20, torch.float32: 128}
+UNPACK_INT4_FROM_ROWS = {torch.bfloat16: 64, torch.float32: 256}
 # From this many rows on, a CPU without bf16 instructions multiplies faster after converting bf16 weights to fp32
-# (3072 x 576: 3.4 against 5.0 ms at 32 rows, 5.7 against 15 ms at 128; one core of a Xeon with AVX-512 VNNI, 2026).
+# (3072 x 576: 3.4 against 5.0 ms at 32 rows, 5.7 against 15 ms at 128; the same Xeon).
 WIDEN_FROM_ROWS = 24
+# Weights are converted this many values at a time, so that a vocabulary's head is multiplied from the CPU's cache
+# (49152 x 576, 32 rows: 103 ms converted whole, 44 in tiles, 76 in bf16; the same Xeon).
+WIDEN_TILE_VALUES = 1 << 20
 # Up to this many query rows a sequence, sequences are padded to one batch; longer ones are prefill chunks.
 SHORT_QUERY_ROWS = 8
 # Contexts are padded to at most twice their own length; below this many tokens padding costs less than another batch
@@ -38,11 +42,12 @@ def batch_dtype() -> torch.dtype:
 
 def linear(x: Tensor, weight: Weight) -> Tensor:
     """``x @ weight.T``: ``[num_tokens, in_features]`` to ``[num_tokens, out_features]`` in ``x``'s type."""
-    num_rows = x.shape[0]
+    num_rows, dtype = x.shape[0], batch_dtype()
     if isinstance(weight, DenseWeight):
         return _widened(x, weight.values) if num_rows >= WIDEN_FROM_ROWS else F.linear(x, weight.values)
-    if num_rows >= (UNPACK_INT8_FROM_ROWS if isinstance(weight, Int8Weight) else UNPACK_INT4_FROM_ROWS):
-        return _widened(x, unpack(weight, batch_dtype()))
+    bounds = UNPACK_INT8_FROM_ROWS if isinstance(weight, Int8Weight) else UNPACK_INT4_FROM_ROWS
+    if num_rows >= bounds[dtype]:
+        return _widened(x, unpack(weight, dtype))
     if isinstance(weight, Int8Weight):
         return torch._weight_int8pack_mm(x, weight.values, weight.scales)
     return torch.ops.aten._weight_int4pack_mm_for_cpu(x, weight.packed, 32, weight.scales_and_zeros)  # type: ignore[no-any-return]
@@ -51,7 +56,14 @@ def linear(x: Tensor, weight: Weight) -> Tensor:
 def _widened(x: Tensor, values: Tensor) -> Tensor:
     """The product in the wider of ``batch_dtype`` and ``x``'s own type."""
     dtype = torch.promote_types(batch_dtype(), x.dtype)
-    return F.linear(x.to(dtype), values.to(dtype)).to(x.dtype)
+    wide = x.to(dtype)
+    if values.dtype is dtype:
+        return F.linear(wide, values).to(x.dtype)
+    out = x.new_empty((x.shape[0], values.shape[0]))
+    tile_rows = max(1, WIDEN_TILE_VALUES // x.shape[1])
+    for start in range(0, values.shape[0], tile_rows):
+        out[:, start : start + tile_rows] = F.linear(wide, values[start : start + tile_rows].to(dtype))
+    return out
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

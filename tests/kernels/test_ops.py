@@ -53,7 +53,7 @@ def weights(kind: str, out_features: int, in_features: int) -> Weight:
 
 @pytest.mark.parametrize("batch_dtype", [FP32, BF16])
 @pytest.mark.parametrize("kind", ["fp32", "bf16", "int8", "int4"])
-@pytest.mark.parametrize("num_tokens", [1, 3, 19, 20, 63, 64, 70])
+@pytest.mark.parametrize("num_tokens", [1, 3, 19, 20, 63, 64, 128, 256])
 @pytest.mark.parametrize(("out_features", "in_features"), [(48, 96), (160, 32), (16, 544)])
 def test_linear(
     kind: str,
@@ -64,6 +64,7 @@ def test_linear(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ops, "batch_dtype", lambda: batch_dtype)  # as on a CPU with and without bf16 instructions
+    monkeypatch.setattr(ops, "WIDEN_TILE_VALUES", 2000)  # several tiles, the last one short
     weight = weights(kind, out_features, in_features)
     dtype = FP32 if kind == "fp32" else BF16
     x = torch.randn(num_tokens, in_features).to(dtype)
