@@ -16,6 +16,8 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 	@# Compiling every module of every package takes a minute; Python compiles those that it imports.
 	@$(BIN)/pip install --disable-pip-version-check --quiet --no-deps --no-compile -r requirements.lock
 	@$(BIN)/pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation -e .
+	@$(BIN)/python -c 'import torch' 2> /dev/null || { echo "The torch that pip installed cannot be imported: the lock \
+	wants its CPU build. Set PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu and run make clean setup"; exit 1; }
 	@touch $@
 
 demo: setup

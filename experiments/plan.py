@@ -21,6 +21,8 @@ STAIR_RATIOS = (1.0, 1.5, 2.25, 3.4, 5.0)
 MIN_STEP_REQUESTS = 4  # a step lasts at least until so many have arrived
 _START_ESTIMATE_S = 6.0
 _QUALITY_ESTIMATE_S = 10.0
+# What a load takes in terms of its duration, its stragglers included; a staircase waits for them after each step.
+_STAIRS, _LOAD = 2.0, 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ class ExperimentPlan:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a plan costs at most. Minutes are an upper estimate; a duration budget caps the search."""
+    """What a plan costs: trials and confirmations at most, and about how long. A duration budget caps the search."""
 
     num_trials: int
     num_confirm_runs: int
@@ -121,12 +123,11 @@ class Estimate:
 def estimate(plan: ExperimentPlan) -> Estimate:
     """Says what the experiment will take. Raises ``KnobError`` like ``ExperimentPlan.space``."""
     search, space = plan.policy.search, plan.space
-    # Stragglers of a step take about as long as a step of a staircase; a single load's are short beside it.
-    load_s = search.trial.warmup + search.trial.duration * (1.5 if plan.climbs_stairs else 1.1)
+    load_s = search.trial.warmup + search.trial.duration * (_STAIRS if plan.climbs_stairs else _LOAD)
     num_quality = math.prod(len(d.choices) for d in space.dimensions if isinstance(d, ChoiceDimension)) + 1
     search_s = search.budget.trials * (_START_ESTIMATE_S + load_s) + num_quality * _QUALITY_ESTIMATE_S
     num_runs = (search.confirm.finalists + 1 + plan.limits.confirms_default) * search.confirm.rounds
-    confirm_load_s = search.trial.warmup + search.confirm.duration * (1.5 if plan.climbs_stairs else 1.1)
+    confirm_load_s = search.trial.warmup + search.confirm.duration * (_STAIRS if plan.climbs_stairs else _LOAD)
     return Estimate(
         num_trials=search.budget.trials,
         num_confirm_runs=num_runs,

@@ -35,7 +35,7 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
 class Strict(BaseModel):
     """Unknown keys are errors, and a manifest does not change once read."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False)
 
 
 class Metadata(Strict):
@@ -214,7 +214,7 @@ class LogNormal(Strict):
 
     median: int = Field(ge=1, description="Median, in tokens.")
     sigma: float = Field(0.6, ge=0, le=3, description="Standard deviation of the logarithm.")
-    max: int = Field(description="Values above are clipped to this many tokens.")
+    max: int = Field(le=1_000_000, description="Values above are clipped to this many tokens.")
 
     @model_validator(mode="after")
     def _is_ordered(self) -> LogNormal:

@@ -36,11 +36,15 @@ class ReplicaSpec:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """``reason`` says why a replica is lost; empty otherwise. ``num_in_flight`` is ``None`` when unknown."""
+    """``reason`` says why a replica is lost; empty otherwise. ``num_in_flight`` is ``None`` when unknown.
+
+    ``answers`` is ``False`` after a missed probe: whoever asks it more would wait, and hold up what must be done.
+    """
 
     state: ReplicaState
     reason: str
     num_in_flight: int | None
+    answers: bool = True
 
 
 class Backend(Protocol):

@@ -106,16 +106,15 @@ class LocalBackend:
         if await client.is_ready():
             seen.was_ready, seen.misses = True, 0
             return ReplicaStatus(ReplicaState.READY, "", await _in_flight(client))
-        in_flight = await _in_flight(client)
         if not seen.was_ready:
             if self._store.now() - row.started_unix_s > START_TIMEOUT_S:
                 reason = f"the {row.label} was not ready within {START_TIMEOUT_S:g} s"
-                return ReplicaStatus(ReplicaState.LOST, reason, in_flight)
-            return ReplicaStatus(ReplicaState.STARTING, "", in_flight)
+                return ReplicaStatus(ReplicaState.LOST, reason, None, answers=False)
+            return ReplicaStatus(ReplicaState.STARTING, "", None, answers=False)
         seen.misses += 1
         if seen.misses < MISSED_PROBES:
-            return ReplicaStatus(ReplicaState.READY, "", in_flight)
-        return ReplicaStatus(ReplicaState.LOST, f"the {row.label} lost its readiness", in_flight)
+            return ReplicaStatus(ReplicaState.READY, "", None, answers=False)
+        return ReplicaStatus(ReplicaState.LOST, f"the {row.label} lost its readiness", None, answers=False)
 
     async def records(self, process_id: int, since_unix_s: float) -> list[RequestRecord] | None:
         row = self.row(process_id)

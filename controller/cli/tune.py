@@ -119,7 +119,7 @@ def _print_plan(plan: Estimate, *, as_json: bool) -> None:
         print_json(asdict(plan))
         return
     minutes = plan.search_minutes + plan.confirm_minutes
-    print(f"at most {plan.num_trials} trials, {plan.num_confirm_runs} confirmations and {minutes:.0f} minutes")
+    print(f"{plan.num_trials} trials and {plan.num_confirm_runs} confirmations at most, about {minutes:.0f} minutes")
     print(f"engine on cores {_cores(plan.engine_cpus)}, load client on cores {_cores(plan.client_cpus)}")
     print(f"knobs searched: {', '.join(plan.searched_knobs)}")
     for name, reason in plan.left_out.items():

@@ -7,9 +7,13 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
+from trimtab.controller.rollout.machine import Phase
 from trimtab.engine.contract import Configuration
 from trimtab.experiments.result import ExperimentResult
 from trimtab.policies.constraints import broken
+from trimtab.policies.judge import Decision
+
+_DECISIONS = {Phase.SUCCEEDED: Decision.PROMOTE, Phase.ROLLED_BACK: Decision.ROLLBACK}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,13 @@ def demo_report(
         "before": asdict(before),
         "after": asdict(after),
         "rollouts": [
-            {"configuration": r["configuration"], "decision": r["phase"], "sentence": r["sentence"]} for r in rollouts
+            {
+                "configuration": r["configuration"],
+                "inject": r["inject"],
+                "decision": _DECISIONS[Phase(r["phase"])],
+                "sentence": r["sentence"],
+            }
+            for r in rollouts
         ],
         "minutes": round(minutes, 2),
     }

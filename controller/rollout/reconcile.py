@@ -7,6 +7,7 @@ starts again with the same pass.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -88,7 +89,8 @@ class Reconciler:
             return False
         # While a stand-in takes an arm's share nothing is compared, and no arm that should be empty is.
         as_wanted = in_force and weights == wanted.weights
-        verdict = await self._judge(policy, rollout, state) if as_wanted else None
+        all_answer = all(status.answers for status in statuses.values())
+        verdict = await self._judge(policy, rollout, state) if as_wanted and all_answer else None
         seen = self._observe(statuses, verdict, drained=as_wanted and self._drained(wanted, statuses, rollout))
         change = advance(policy.spec.rollout, state, seen)
         if change is not None and self._parts.rollouts.transition(rollout, change, verdict):
@@ -132,11 +134,11 @@ class Reconciler:
     async def _look_at_arms(
         self, target: TargetRow, rollout: RolloutRow | None, wanted: Desired
     ) -> dict[Arm, ReplicaStatus]:
-        seen = {}
-        for arm, process_id in process_ids(target, rollout).items():
-            if arm not in wanted.arms or process_id is None:
-                continue
-            seen[arm] = await self._parts.backend.status(process_id)
+        arms = {a: p for a, p in process_ids(target, rollout).items() if a in wanted.arms and p is not None}
+        # All at once: one that does not answer must not hold up the others.
+        statuses = await asyncio.gather(*map(self._parts.backend.status, arms.values()))
+        seen = dict(zip(arms, statuses, strict=True))
+        for arm, process_id in arms.items():
             if seen[arm].state is ReplicaState.READY:
                 self._restarts.ready(arm)
             if seen[arm].state is ReplicaState.LOST:

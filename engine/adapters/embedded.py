@@ -27,6 +27,7 @@ from trimtab.engine.contract import (
 from trimtab.errors import EngineCallError, KnobError
 
 MIB = 1024 * 1024
+PROBE_TIMEOUT_S = 1.5  # an engine answers from its event loop, however long its step is
 ADMIN_TOKEN_VARIABLE = "TRIMTAB_ENGINE_ADMIN_TOKEN"
 
 _AnswerT = TypeVar("_AnswerT")
@@ -165,7 +166,9 @@ class _EmbeddedClient:
 
     async def is_ready(self) -> bool:
         try:
-            async with self.http.get(f"{self.endpoint.base_url}/ready", timeout=_timeout(2)) as response:
+            async with self.http.get(
+                f"{self.endpoint.base_url}/ready", timeout=_timeout(PROBE_TIMEOUT_S)
+            ) as response:
                 return response.status == 200
         except (aiohttp.ClientError, TimeoutError):
             return False

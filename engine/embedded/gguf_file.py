@@ -6,9 +6,10 @@ is why it is our own (docs/decisions/0004-gguf-reader.md). Format: ggml's docs/g
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -110,7 +111,18 @@ class GGUFFile:
         if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 20:
             raise self._error(f"general.alignment is {alignment!r}")
         start = -(-self._at // alignment) * alignment
-        return metadata, {t.name: t for t in (self._place(*d, start) for d in described)}
+        placed = [self._place(*d, start) for d in described]
+        self._check_apart(placed)
+        return metadata, {t.name: t for t in placed}
+
+    def _check_apart(self, tensors: Sequence[TensorInfo]) -> None:
+        """No two tensors share a name or bytes: else a small file could ask for any amount of memory."""
+        in_order = sorted(tensors, key=lambda t: t.offset)
+        for before, after in itertools.pairwise(in_order):
+            if before.offset + before.num_bytes > after.offset:
+                raise self._error(f"tensors {before.name} and {after.name} overlap: it is corrupt")
+        if len({t.name for t in tensors}) < len(tensors):
+            raise self._error("two tensors have the same name: it is corrupt")
 
     def _describe(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self._string(MAX_NAME_BYTES)

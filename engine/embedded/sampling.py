@@ -2,7 +2,8 @@
 
 The core calls ``sample`` once a step. Each draw takes one number of the counter-based generator Philox (Salmon et
 al., 2011, "Parallel random numbers: as easy as 1, 2, 3"), keyed by the seed, at the position as its counter. So a
-text never depends on who else is in the batch, on preemption or on speculation.
+draw never depends on who else is in the batch, on preemption or on speculation. In fp32 neither do the logits, up to
+ties; the faster types are multiplied in another order when rows are many, and then a text may differ by rounding.
 """
 
 from __future__ import annotations

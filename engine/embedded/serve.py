@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
+import numpy as np
 import structlog
 import torch
 import uvicorn
@@ -207,7 +208,7 @@ def _warm_core(settings: ServeSettings, loaded: LoadedModel) -> EngineCore:
     except (MemoryError, RuntimeError) as error:
         raise StartError(ExitCode.MEMORY, f"cannot allocate the KV pool of {wanted_bytes} bytes: {error}") from error
     received: list[Emission] = []
-    params = SamplingParams(max_output_tokens=2, temperature=0.0, ignore_eos=True)
+    params = SamplingParams(max_output_tokens=2, temperature=0.0, ignore_eos=True, num_logprobs=1)
     now_s = time.monotonic()
     core.submit(GenerationRequest("warm-up", (0, 0), params, now_s, time.time(), received.append))
     try:
@@ -215,4 +216,7 @@ def _warm_core(settings: ServeSettings, loaded: LoadedModel) -> EngineCore:
             core.step()
     except RuntimeError as error:  # what torch raises for all that it cannot do
         raise StartError(ExitCode.ENGINE, f"the engine's first step failed: {error}") from error
+    if not all(np.isfinite(e.scores.logprobs).all() for e in received if e.scores is not None):
+        why = "its weights give log-probabilities that are not numbers: the file is corrupt; fetch it again"
+        raise StartError(ExitCode.MODEL, f"{settings.model_path}: {why}")
     return core

@@ -166,7 +166,7 @@ class _Endpoints:
         finally:
             output.close()
         # Prompt log-probabilities make bodies of megabytes: they are written off the event loop.
-        body = await asyncio.to_thread(lambda: json.dumps(writer.whole(outputs)).encode())
+        body = await asyncio.to_thread(lambda: json.dumps(writer.whole(outputs), allow_nan=False).encode())
         return Response(body, media_type="application/json")
 
     async def _completion_prompts(self, query: CompletionQuery) -> list[Prompt]:
@@ -229,5 +229,5 @@ async def _read(request: Request) -> Any:
 
 
 async def _send_event(send: Send, body: dict[str, Any]) -> None:
-    data = f"data: {json.dumps(body, separators=(',', ':'))}\n\n".encode()
+    data = f"data: {json.dumps(body, separators=(',', ':'), allow_nan=False)}\n\n".encode()
     await send({"type": "http.response.body", "body": data, "more_body": True})

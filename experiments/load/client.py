@@ -75,7 +75,8 @@ async def complete(http: aiohttp.ClientSession, base_url: str, body: bytes, prog
         async with http.post(f"{base_url}/v1/completions", data=body, headers=headers) as response:
             if response.status != 200:
                 await response.read()
-                refused = response.status in _REFUSED_STATUSES
+                # A proxy answers 503 too when it has lost a replica; only who says when to come back has refused.
+                refused = response.status in _REFUSED_STATUSES and "Retry-After" in response.headers
                 return progress.result(Outcome.REFUSED if refused else Outcome.FAILED, f"http_{response.status}")
             fault = await _read_stream(response, progress)
     except aiohttp.ClientConnectorError:

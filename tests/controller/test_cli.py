@@ -254,7 +254,7 @@ def test_a_plan_says_what_a_search_costs_and_leaves_no_trace(trimtab: Trimtab, t
     assert plan["search_minutes"] <= 30
     assert "max_num_seqs" in plan["searched_knobs"]
     told = trimtab("tune", "--plan", "-f", "f.yaml").stdout
-    assert told.startswith("at most 20 trials, ")
+    assert told.startswith("20 trials and ")
     assert not (trimtab.folder / "home").exists()
 
 

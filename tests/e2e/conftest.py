@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import requests
 
@@ -189,10 +190,13 @@ class Installation:
             return None
 
     def routes(self) -> dict[str, int]:
-        """Envoy's weights by cluster, as its watched file has them."""
-        content = json.loads((self.settings.home / "envoy/routes.json").read_text())
-        action = content["resources"][0]["virtual_hosts"][0]["routes"][0]["route"]
-        return {c["name"]: c["weight"] for c in action["weighted_clusters"]["clusters"]}
+        """Envoy's weights by cluster, as Envoy itself has them."""
+        transport = httpx.HTTPTransport(uds=str(self.settings.home / "envoy/admin.sock"))
+        with httpx.Client(transport=transport) as http:
+            dump = http.get("http://envoy/config_dump").json()
+        (routes,) = [c for c in dump["configs"] if c["@type"].endswith(".RoutesConfigDump")]
+        action = routes["dynamic_route_configs"][0]["route_config"]["virtual_hosts"][0]["routes"][0]["route"]
+        return {c["name"]: c["weight"] for c in action["weighted_clusters"]["clusters"] if c.get("weight")}
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import os
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from trimtab.engine.fake_server import FakeEngine, FakeScript
 from trimtab.experiments.load.client_process import LoadClient
@@ -62,6 +63,19 @@ async def test_every_request_has_one_outcome_and_failures_say_their_kind() -> No
     assert kinds.count("http_500") == 10
     assert kinds.count("cut") == 4
     assert kinds.count(None) + kinds.count("http_500") + kinds.count("cut") + kinds.count("http_429") == 30
+
+
+async def test_a_503_that_does_not_say_when_to_come_back_is_a_failure() -> None:
+    """So a proxy answers for a replica that it has lost."""
+
+    async def lost(_request: web.Request) -> web.Response:
+        return web.Response(status=503, text="upstream connect error")
+
+    app = web.Application()
+    app.router.add_post("/v1/completions", lost)
+    async with TestServer(app) as server:
+        load = await LoadGenerator(job(str(server.make_url("")).rstrip("/"), plan(3, 0.0, 1))).run()
+    assert [(r.outcome, r.kind) for r in load.results] == [(Outcome.FAILED, "http_503")] * 3
 
 
 async def test_a_full_queue_is_refused_not_failed() -> None:

@@ -75,6 +75,7 @@ def test_a_target_and_its_policy_in_one_file() -> None:
     ("old", "new", "expected"),
     [
         ("budget: {trials: 20", "budget: {trails: 20", ("search.budget.trails", "unknown key", "trials")),
+        ("maxKL: 0.02", "maxKL: .inf", ("quality.maxKL", "finite")),
         ("tpot: {p95: 60ms}", "tpot: {p95: 60}", ("slo.tpot.p95", "60", "no unit", "60ms")),
         ("errorRate: 0.1%", "errorRate: 0.1", ("slo.errorRate", "0.1", "no unit", "10%")),
         ("quantization: [bf16, int8, int4]", "quantization: [bf16, fp8]", ("fp8", "fp32, bf16, int8, int4")),

@@ -220,6 +220,16 @@ def test_a_count_that_is_no_number_is_refused(tmp_path: Path, whole: bytes, key:
     assert refused_or_loaded(tmp_path, damaged) is not None
 
 
+def test_tensors_that_share_their_bytes_are_refused(tmp_path: Path, whole: bytes) -> None:
+    """A small file could ask for any amount of memory else."""
+    name = b"blk.0.ffn_up.weight"
+    at = whole.index(struct.pack("<Q", len(name)) + name) + 8 + len(name)
+    (num_dimensions,) = struct.unpack("<I", whole[at : at + 4])
+    at += 4 + 8 * num_dimensions + 4
+    damaged = whole[:at] + struct.pack("<Q", 0) + whole[at + 8 :]
+    assert "overlap" in (refused_or_loaded(tmp_path, damaged) or "")
+
+
 @pytest.mark.parametrize(
     "data", [b"", b"GGUF", b"PK\x03\x04 not a model", b"GGUF" + struct.pack("<I", 99) + b"\0" * 64]
 )

@@ -2,16 +2,19 @@
 
 import asyncio
 import json
+import shutil
 import signal
 import socket
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import httpx
 import pytest
+from safetensors.torch import load_file, save_file
 
 from trimtab.engine.adapters.embedded import CATALOGUE, METRIC_NAMES, EmbeddedAdapter
 from trimtab.engine.contract import EngineEndpoint, RequestOutcome
@@ -348,6 +351,17 @@ def test_what_prevents_the_start_is_one_line_and_its_exit_code(
     run_engine: Any, words: list[str], token: str, code: int, message: str
 ) -> None:
     assert_one_line(run_engine(*words, token=token), code, message)
+
+
+def test_weights_that_are_not_numbers_are_refused_before_anybody_is_served(
+    run_engine: Any, tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "corrupt"
+    shutil.copytree(tiny_model_dir, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.0.self_attn.v_proj.weight"][3, 5] = float("nan")
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    assert_one_line(run_engine("--model", str(folder), token="t"), 3, "not numbers")
 
 
 def test_a_taken_port_is_one_line_and_its_exit_code(run_engine: Any, engine: Any) -> None:
