@@ -17,13 +17,16 @@ import torch
 
 from benchmarks.core import add_model, drain, new_core, random_prompt, submit
 from benchmarks.report import Row, cpu_s, finish, parser, run_rounds
-from trimtab.engine.embedded.blocks import BlockAllocator
 from trimtab.engine.embedded.core import EngineCore
 from trimtab.engine.embedded.generation import Emission
+from trimtab.engine.embedded.kv.allocator import BlockAllocator
+from trimtab.engine.embedded.kv.pages import Pages
 from trimtab.engine.embedded.loader import load_model
 from trimtab.engine.embedded.quantization import QUANTIZATIONS
+from trimtab.kernels.kv_cache import KVType
 
 BATCH = 16
+NUM_BLOCKS = 1456  # 512 MiB of SmolLM2-135M in bf16
 MEDIAN_TOKENS, P99_TOKENS = 64, 512
 _SIGMA = math.log(P99_TOKENS / MEDIAN_TOKENS) / 2.3263  # the standard normal's 99th percentile
 
@@ -69,10 +72,10 @@ def static_tokens_per_s(core: EngineCore, wanted: list[Shape]) -> float:
 def usable_ratio(seed: int) -> float:
     """The share of a pool's token slots that hold tokens when sequences of random lengths have filled it."""
     rng = random.Random(seed)
-    blocks, stored = BlockAllocator(1456, 16), 0  # 512 MiB of SmolLM2-135M in bf16
+    blocks, stored = BlockAllocator(Pages(NUM_BLOCKS, {KVType.FULL: 1}), 16), 0
     for sequence_id in range(100_000):
         num_tokens = min(8192, max(1, round(rng.lognormvariate(math.log(256), 0.8))))
-        fitting = min(num_tokens, blocks.num_free * blocks.block_size)
+        fitting = min(num_tokens, (NUM_BLOCKS - blocks.owned_units) * blocks.block_size)
         blocks.grow(sequence_id, fitting)
         stored += fitting
         if fitting < num_tokens:

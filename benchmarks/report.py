@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 
@@ -31,6 +32,11 @@ class Row:
     high: float | None = None
     goal: str | None = None
     met: bool | None = None
+
+    @classmethod
+    def of(cls, case: str, values: Sequence[float], unit: str, **more: Any) -> Row:
+        """The median of the rounds' ``values``, and their extremes."""
+        return cls(case, median(values), unit, low=min(values), high=max(values), **more)
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:

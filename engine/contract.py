@@ -88,7 +88,8 @@ class ChoiceKnob:
     def check(self, value: KnobValue) -> str:
         """Returns ``value``. Raises ``KnobError`` when it is not one of the choices."""
         if not isinstance(value, str) or value not in self.choices:
-            hint = " (YAML reads a bare off as false: quote it)" if value is False and "off" in self.choices else ""
+            bare = {False: "off", True: "on"}.get(value) if isinstance(value, bool) else None
+            hint = f" (YAML reads a bare {bare} as {str(value).lower()}: quote it)" if bare in self.choices else ""
             raise KnobError(f"{self.name}: {value!r} is not a choice{hint}; {self.accepted()}")
         return value
 
@@ -237,6 +238,8 @@ class MetricNames:
     running: str | None  # gauge
     waiting: str | None  # gauge
     kv_usage_ratio: str | None  # gauge
+    prefix_lookup_tokens: str | None  # counter
+    prefix_hit_tokens: str | None  # counter
     preemptions: str | None  # counter
     prompt_tokens: str | None  # counter
     output_tokens: str | None  # counter

@@ -24,7 +24,7 @@ from trimtab.errors import KnobError
 from trimtab.policies.manifest import ChoiceSpace, KnobSpace
 
 # Their effect depends on what the text says: random or borrowed prompts accept no drafts.
-CONTENT_DEPENDENT = frozenset({"speculative_method", "speculative_k"})
+CONTENT_DEPENDENT = frozenset({"speculative_method", "speculative_k", "speculative_adaptive", "prefix_cache"})
 
 
 class Chooser(Protocol):

@@ -9,15 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-
-@dataclass(frozen=True, slots=True)
-class SequenceSlice:
-    """One sequence's rows in the batch and its block table."""
-
-    query_start: int  # first row of this sequence in the batch
-    query_len: int  # rows: 1 in plain decode, up to 8 when drafts are verified, a chunk in prefill
-    context_len: int  # tokens in the cache after this step, the query included
-    block_ids: tuple[int, ...]  # its block table, covering context_len
+from trimtab.kernels.attention import Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +18,6 @@ class StepBatch:
 
     token_ids: Tensor  # [num_tokens] int64
     positions: Tensor  # [num_tokens] int64
-    slots: Tensor  # [num_tokens] int64: block_id * block_size + offset, where each token's K and V go
-    sequences: tuple[SequenceSlice, ...]
+    slots: Tensor  # [num_tokens] int64: block * block_size + offset, where each token's K and V go
+    spans: tuple[Span, ...]  # where each sequence lies in it
     logit_rows: Tensor  # [num_logit_rows] int64: rows whose logits are wanted

@@ -16,7 +16,7 @@ import torch
 
 from trimtab.engine.contract import Configuration
 from trimtab.engine.embedded.core import EngineCore
-from trimtab.engine.embedded.generation import Emission, FinishReason, GenerationRequest
+from trimtab.engine.embedded.generation import Emission, GenerationRequest
 from trimtab.errors import KnobError, RequestError
 
 # A fault that fails this many steps in a row is hardly the requests': the engine says so, and still tries.
@@ -96,7 +96,7 @@ class EngineThread:
         try:
             self._core.submit(request)
         except RequestError as error:
-            request.deliver(Emission("", (), finish=FinishReason.ERROR, error=str(error)))
+            request.deliver(Emission.failed(error))
 
     def _change(self, configuration: Configuration, answer: Future[Configuration]) -> None:
         if not answer.set_running_or_notify_cancel():

@@ -11,11 +11,13 @@ from enum import StrEnum
 
 from trimtab.engine.embedded.records import Timeline
 from trimtab.engine.embedded.sampling import SamplingParams
+from trimtab.engine.embedded.scheduling.sequence import Sequence
 from trimtab.engine.embedded.scoring import TokenScores
-from trimtab.engine.embedded.sequence import Sequence
-from trimtab.engine.embedded.speculation import NgramIndex
+from trimtab.engine.embedded.speculation.adaptive import Acceptance
+from trimtab.engine.embedded.speculation.ngram import NgramIndex
 from trimtab.engine.embedded.stopping import StopMatcher
 from trimtab.engine.embedded.tokenizer import IncrementalDetokenizer
+from trimtab.errors import TrimtabError
 
 
 class FinishReason(StrEnum):
@@ -23,7 +25,7 @@ class FinishReason(StrEnum):
 
     STOP = "stop"  # the model ended it, or a stop string was completed
     LENGTH = "length"  # max_tokens was reached
-    ERROR = "error"  # the engine failed; ``Emission.error`` says how
+    ERROR = "error"  # it was refused or failed; ``Emission.error`` says why
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class Emission:
 
     ``text`` may lag behind ``token_ids``: half characters and possible stop strings are held back.
     ``scores`` covers ``token_ids``; ``prompt_scores`` covers the prompt from its second token and comes once.
+    ``num_cached_tokens`` says how much of the prompt came from the prefix cache.
     """
 
     text: str
@@ -39,7 +42,26 @@ class Emission:
     scores: TokenScores | None = None
     prompt_scores: TokenScores | None = None
     finish: FinishReason | None = None
-    error: str | None = None
+    num_cached_tokens: int = 0
+    error: TrimtabError | None = None
+
+    @classmethod
+    def failed(cls, error: TrimtabError) -> Emission:
+        """The last emission of a request that ends without its output."""
+        return cls("", (), finish=FinishReason.ERROR, error=error)
+
+
+@dataclass(frozen=True, slots=True)
+class Queueing:
+    """What a request says about its place among others.
+
+    ``priority``: the lower, the sooner. ``deadline_ms``: from its arrival; not admitted by then, it is refused.
+    ``cache_salt``: it shares cached prefixes only with requests of the same salt.
+    """
+
+    priority: int = 0
+    deadline_ms: int | None = None
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +74,7 @@ class GenerationRequest:
     arrival_s: float
     arrival_unix_s: float
     deliver: Callable[[Emission], None]
+    queueing: Queueing = field(default_factory=Queueing)
 
 
 @dataclass(slots=True, eq=False)
@@ -63,6 +86,7 @@ class Generation:
     detokenizer: IncrementalDetokenizer
     stops: StopMatcher
     timeline: Timeline
+    acceptance: Acceptance
     ngrams: NgramIndex = field(default_factory=NgramIndex)
     finish: FinishReason | None = None
     prompt_scores: list[TokenScores] = field(default_factory=list)
@@ -85,7 +109,8 @@ class Generation:
     def take_emission(self) -> Emission:
         """What has been added since the last call."""
         prompt_scores = TokenScores.joined(self.prompt_scores) if self.prompt_scores else None
-        emission = Emission(self._text, tuple(self._token_ids), self._scores, prompt_scores, self.finish)
+        num_cached = self.sequence.num_cached_tokens or 0
+        emission = Emission(self._text, tuple(self._token_ids), self._scores, prompt_scores, self.finish, num_cached)
         self._text, self._token_ids, self._scores, self.prompt_scores = "", [], None, []
         return emission
 

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trimtab.engine.embedded.service import Gate
-from trimtab.errors import EngineError, OverloadedError, RequestError, TrimtabError
+from trimtab.errors import OverloadedError, RequestError, TrimtabError
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
 
@@ -123,25 +123,32 @@ async def _read(request: Request) -> bytes:
 
 def error_response(error: TrimtabError) -> JSONResponse:
     """The error in OpenAI's shape, with its status and, where it helps, Retry-After."""
-    status, kind, headers = 500, "server_error", {}
-    if isinstance(error, OverloadedError):
-        status = 503 if error.draining else 429
-        kind = "service_unavailable" if error.draining else "rate_limit_error"
-        headers = {"Retry-After": str(error.retry_after_s)}
-    elif isinstance(error, BodyError):
-        status, kind = error.status, "invalid_request_error"
-    elif isinstance(error, RequestError):
-        status, kind = 404 if error.code == "model_not_found" else 400, "invalid_request_error"
-    elif isinstance(error, EngineError):
-        status, kind = 500, "server_error"
-    return JSONResponse(error_body(error, kind), status, headers)
+    headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, OverloadedError) else {}
+    return JSONResponse(error_body(error), _status_and_type(error)[0], headers)
 
 
-def error_body(error: TrimtabError, kind: str) -> dict[str, Any]:
+def error_body(error: TrimtabError) -> dict[str, Any]:
     """OpenAI's error object."""
     param = error.param if isinstance(error, RequestError) else None
     code = error.code if isinstance(error, RequestError) else "engine_error"
-    return {"error": {"message": str(error), "type": kind, "param": param, "code": code}}
+    return {"error": {"message": str(error), "type": _status_and_type(error)[1], "param": param, "code": code}}
+
+
+def _status_and_type(error: TrimtabError) -> tuple[int, str]:
+    """The HTTP status and OpenAI's type of error."""
+    match error:
+        case OverloadedError(draining=True):
+            return 503, "service_unavailable"
+        case OverloadedError():
+            return 429, "rate_limit_error"
+        case BodyError():
+            return error.status, "invalid_request_error"
+        case RequestError(code="model_not_found"):
+            return 404, "invalid_request_error"
+        case RequestError():
+            return 400, "invalid_request_error"
+        case _:
+            return 500, "server_error"
 
 
 async def handle_trimtab_error(request: Request, error: Exception) -> JSONResponse:

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
 from trimtab.engine.adapters.embedded import METRIC_NAMES
 from trimtab.engine.contract import RequestOutcome, RequestRecord
+from trimtab.engine.embedded.scheduling.plan import StepPlan
 
 # 1 ms to about 180 s; neighbours differ by 1.4, so that a quantile read from the buckets is within 40 %.
 SECONDS_BUCKETS = tuple(round(0.001 * 1.4**i, 6) for i in range(37))
@@ -24,6 +25,7 @@ class Load:
     num_running: int
     num_waiting: int
     kv_usage_ratio: float
+    kv_used_bytes: int
 
 
 class EngineMetrics:
@@ -41,8 +43,15 @@ class EngineMetrics:
         self._step = self._histogram(names.step_s, "Duration of one engine step.")
         self._running = self._gauge(names.running, "Sequences that take part in steps.")
         self._waiting = self._gauge(names.waiting, "Sequences that wait for admission.")
-        self._kv_usage = self._gauge(names.kv_usage_ratio, "Share of KV blocks in use.")
-        self._preemptions = self._counter(names.preemptions, "Sequences preempted to be computed again.")
+        self._kv_usage = self._gauge(names.kv_usage_ratio, "Share of the usable KV pool that sequences own.")
+        self._kv_used = self._gauge("trimtab_engine_kv_used_bytes", "The KV pool in use, cached prefixes included.")
+        self._preemptions = self._counter(names.preemptions, "Sequences that gave their KV blocks up for others.")
+        self._swapped = self._counter("trimtab_engine_swapped_sequences", "Of those, the ones swapped out.")
+        self._compressed = self._counter("trimtab_engine_compressed_blocks", "KV blocks compressed to int8.")
+        self._prefix_lookups = self._counter(
+            names.prefix_lookup_tokens, "Prompt tokens looked up in the prefix cache."
+        )
+        self._prefix_hits = self._counter(names.prefix_hit_tokens, "Of those, the ones that needed no computing.")
         self._prompt_tokens = self._counter(names.prompt_tokens, "Prompt tokens of finished requests.")
         self._output_tokens = self._counter(names.output_tokens, "Output tokens sampled.")
         self._draft_tokens = self._counter(names.draft_tokens, "Draft tokens verified.")
@@ -68,10 +77,21 @@ class EngineMetrics:
         self._running.set(load.num_running)
         self._waiting.set(load.num_waiting)
         self._kv_usage.set(load.kv_usage_ratio)
+        self._kv_used.set(load.kv_used_bytes)
 
-    def count_step(self, step_s: float, num_preempted: int) -> None:
+    def count_step(self, step_s: float) -> None:
         self._step.observe(step_s)
-        self._preemptions.inc(num_preempted)
+
+    def count_plan(self, plan: StepPlan) -> None:
+        """Counts what the scheduler did to make room."""
+        self._preemptions.inc(len(plan.preempted))
+        self._swapped.inc(len(plan.swapped))
+        self._compressed.inc(plan.num_compressed_blocks)
+
+    def count_prefix(self, num_prompt_tokens: int, num_cached_tokens: int) -> None:
+        """Counts one prompt's look-up in the prefix cache."""
+        self._prefix_lookups.inc(num_prompt_tokens)
+        self._prefix_hits.inc(num_cached_tokens)
 
     def count_failed_step(self) -> None:
         self._failed_steps.inc()

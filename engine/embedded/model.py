@@ -9,10 +9,12 @@ from torch import Tensor
 
 from trimtab.engine.embedded.batch import StepBatch
 from trimtab.engine.embedded.config import ModelConfig
-from trimtab.engine.embedded.kv_pool import KVPool
+from trimtab.engine.embedded.kv.pool import KVPool
 from trimtab.engine.embedded.quantization import compute_dtype, projection, table
 from trimtab.engine.embedded.weights import EMBEDDING, FINAL_NORM, HEAD, WeightSource
 from trimtab.kernels import ops
+from trimtab.kernels.attention import AttentionPlan, paged_attention, plan_attention
+from trimtab.kernels.kv_cache import KVType, PagedTensor, write_tokens
 from trimtab.kernels.packing import Weight, rows
 
 
@@ -26,6 +28,21 @@ class Layer:
     mlp_norm: Tensor
     gate_up: Weight
     down: Weight
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """One layer's part of the KV pool, and where the step's tokens go in it."""
+
+    keys: PagedTensor
+    values: PagedTensor
+    write_type: KVType
+    slots: Tensor  # [num_tokens]
+
+    def write(self, keys: Tensor, values: Tensor) -> None:
+        """Both ``[num_tokens, num_kv_heads, head_dim]``."""
+        write_tokens(self.keys[self.write_type], self.write_type, keys, self.slots)
+        write_tokens(self.values[self.write_type], self.write_type, values, self.slots)
 
 
 class LlamaModel:
@@ -60,13 +77,13 @@ class LlamaModel:
     def forward(self, batch: StepBatch, kv: KVPool) -> Tensor:
         """Runs one step and returns ``[num_logit_rows, vocab_size]`` float32 logits; writes K and V into ``kv``."""
         config = self.config
-        spans = [ops.Span(s.query_start, s.query_len, s.context_len, s.block_ids) for s in batch.sequences]
-        plan = ops.plan_attention(spans, config.num_kv_heads, kv.block_size)
+        plan = plan_attention(batch.spans, config.num_kv_heads, kv.layout.block_size)
         table_ = ops.rotary_table(batch.positions, config.head_dim, config.rope_theta)
         hidden = rows(self._embedding, batch.token_ids)  # [num_tokens, hidden_size]
         for index, layer in enumerate(self._layers):
             normed = ops.rms_norm(hidden, layer.attention_norm, config.rms_norm_eps)
-            hidden = hidden + self._attend(layer, normed, kv.layer(index), batch.slots, table_, plan)
+            cache = LayerCache(*kv.layer(index), kv.layout.write_type, batch.slots)
+            hidden = hidden + self._attend(layer, normed, cache, table_, plan)
             normed = ops.rms_norm(hidden, layer.mlp_norm, config.rms_norm_eps)
             hidden = hidden + ops.linear(ops.swiglu(ops.linear(normed, layer.gate_up)), layer.down)
         wanted = hidden[batch.logit_rows]
@@ -76,17 +93,14 @@ class LlamaModel:
         self,
         layer: Layer,
         normed: Tensor,
-        cache: tuple[Tensor, Tensor],
-        slots: Tensor,
+        cache: LayerCache,
         rotary: tuple[Tensor, Tensor],
-        plan: ops.AttentionPlan,
+        plan: AttentionPlan,
     ) -> Tensor:
         config, num_tokens = self.config, normed.shape[0]
         qkv = ops.linear(normed, layer.qkv).view(num_tokens, -1, config.head_dim)
         query, key = qkv[:, : config.num_heads], qkv[:, config.num_heads : -config.num_kv_heads]
         value = qkv[:, -config.num_kv_heads :]
-        keys, values = cache
-        ops.write_kv(keys, ops.rotate(key, rotary), slots)
-        ops.write_kv(values, value, slots)
-        mixed = ops.paged_attention(ops.rotate(query, rotary), keys, values, plan)
+        cache.write(ops.rotate(key, rotary), value)
+        mixed = paged_attention(ops.rotate(query, rotary), cache.keys, cache.values, plan)
         return ops.linear(mixed.reshape(num_tokens, -1), layer.output)

@@ -1,7 +1,8 @@
 """OpenAI's request bodies as the engine takes them: checked, with everything it does not do refused by name.
 
 The server calls ``parse_completion`` and ``parse_chat`` with the decoded JSON. The fields and their ranges are those
-of OpenAI's API reference; ``ignore_eos``, ``min_tokens`` and ``prompt_logprobs`` are vLLM's extensions.
+of OpenAI's API reference; ``ignore_eos``, ``min_tokens``, ``prompt_logprobs``, ``priority`` and ``cache_salt`` are
+vLLM's extensions, ``deadline_ms`` is ours.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from trimtab.engine.embedded.generation import Queueing
 from trimtab.engine.embedded.sampling import SamplingParams
 from trimtab.errors import RequestError
 
@@ -74,6 +76,9 @@ class _Body(BaseModel):
     ignore_eos: bool | None = None
     min_tokens: int | None = Field(default=None, ge=0)
     max_tokens: int | None = Field(default=None, ge=0)
+    priority: int | None = Field(default=None, ge=-1000, le=1000)
+    deadline_ms: int | None = Field(default=None, ge=1)
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=256)
 
 
 class _CompletionBody(_Body):
@@ -90,7 +95,17 @@ class _ChatBody(_Body):
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
 
 
-_BodyT = TypeVar("_BodyT", bound=_Body)
+class _PrefillBody(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str
+    prompt: Any = None
+    messages: list[dict[str, Any]] | None = Field(default=None, min_length=1)
+    priority: int | None = Field(default=None, ge=-1000, le=1000)
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=256)
+
+
+_BodyT = TypeVar("_BodyT", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +126,7 @@ class Options:
     include_usage: bool
     continuous_usage: bool  # vLLM's extension: every chunk tells the usage so far
     echo: bool
+    queueing: Queueing
 
     def sampling(self, num_fitting_tokens: int) -> SamplingParams:
         """The sampling of one prompt beside which ``num_fitting_tokens`` output tokens fit."""
@@ -175,6 +191,18 @@ def parse_chat(body: Any) -> ChatQuery:
     return ChatQuery(options, tuple(_text_message(i, m) for i, m in enumerate(parsed.messages)))
 
 
+def parse_prefill(body: Any) -> CompletionQuery | ChatQuery:
+    """A body of ``/v1/prefill``: a prompt, or messages as for a chat. Raises ``RequestError`` as the others do."""
+    parsed = _validated(_PrefillBody, body)
+    if (parsed.prompt is None) == (parsed.messages is None):
+        raise RequestError("give either prompt or messages", param="prompt")
+    unwanted = _Body(model=parsed.model, priority=parsed.priority, cache_salt=parsed.cache_salt)
+    options = _options(unwanted, max_output_tokens=0, num_logprobs=None, num_prompt_logprobs=None, echo=False)
+    if parsed.messages is not None:
+        return ChatQuery(options, tuple(_text_message(i, m) for i, m in enumerate(parsed.messages)))
+    return CompletionQuery(options, _prompts(parsed.prompt))
+
+
 def _options(
     body: _Body,
     *,
@@ -204,6 +232,7 @@ def _options(
         include_usage=stream_options.include_usage,
         continuous_usage=stream_options.include_usage and stream_options.continuous_usage_stats,
         echo=echo,
+        queueing=Queueing(body.priority or 0, body.deadline_ms, body.cache_salt or ""),
     )
 
 

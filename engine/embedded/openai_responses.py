@@ -34,6 +34,27 @@ class Header:
     created_unix_s: int = field(default_factory=lambda: int(time.time()))
 
 
+@dataclass(slots=True)
+class TokenCounts:
+    """What one response's emissions add up to: output tokens, and the cached tokens of each prompt."""
+
+    num_output: int = 0
+    num_cached: dict[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, outputs: Sequence[Sequence[Emission]]) -> TokenCounts:
+        """``outputs`` has every prompt's emissions."""
+        counts = cls()
+        for index, emissions in enumerate(outputs):
+            for emission in emissions:
+                counts.add(index, emission)
+        return counts
+
+    def add(self, index: int, emission: Emission) -> None:
+        self.num_output += len(emission.token_ids)
+        self.num_cached[index] = emission.num_cached_tokens
+
+
 class Writer(Protocol):
     """How one endpoint writes what the engine emits."""
 
@@ -45,7 +66,7 @@ class Writer(Protocol):
         """The body of a finished response; ``outputs`` has every prompt's emissions."""
         ...
 
-    def usage_chunk(self, num_output_tokens: int) -> dict[str, Any]:
+    def usage_chunk(self, counts: TokenCounts) -> dict[str, Any]:
         """The last streamed body, for ``stream_options.include_usage``."""
         ...
 
@@ -66,11 +87,10 @@ class CompletionWriter:
 
     def whole(self, outputs: Sequence[Sequence[Emission]]) -> dict[str, Any]:
         choices = [self._choice(index, emissions) for index, emissions in enumerate(outputs)]
-        num_output = sum(len(e.token_ids) for emissions in outputs for e in emissions)
-        return self._body(choices) | {"usage": usage(self._prompts, num_output)}
+        return self._body(choices) | {"usage": usage(self._prompts, TokenCounts.of(outputs))}
 
-    def usage_chunk(self, num_output_tokens: int) -> dict[str, Any]:
-        return self._body([]) | {"usage": usage(self._prompts, num_output_tokens)}
+    def usage_chunk(self, counts: TokenCounts) -> dict[str, Any]:
+        return self._body([]) | {"usage": usage(self._prompts, counts)}
 
     def _body(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         header = self._header
@@ -148,12 +168,11 @@ class ChatWriter:
         (emissions,) = outputs
         text = "".join(e.text for e in emissions)
         message = {"role": "assistant", "content": text, "refusal": None}
-        num_output = sum(len(e.token_ids) for e in emissions)
         body = self._body("chat.completion", [self._choice(0, emissions) | {"message": message}])
-        return body | {"usage": usage([self._prompt], num_output)}
+        return body | {"usage": usage([self._prompt], TokenCounts.of(outputs))}
 
-    def usage_chunk(self, num_output_tokens: int) -> dict[str, Any]:
-        return self._body("chat.completion.chunk", []) | {"usage": usage([self._prompt], num_output_tokens)}
+    def usage_chunk(self, counts: TokenCounts) -> dict[str, Any]:
+        return self._body("chat.completion.chunk", []) | {"usage": usage([self._prompt], counts)}
 
     def _body(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         header = self._header
@@ -194,13 +213,40 @@ class ChatWriter:
         }
 
 
-def usage(prompts: Sequence[Prompt], num_output_tokens: int) -> dict[str, int]:
+class PrefillWriter:
+    """Bodies of ``/v1/prefill``, our own endpoint: what was computed, and no text."""
+
+    def __init__(self, header: Header, prompts: Sequence[Prompt]) -> None:
+        self._header = header
+        self._prompts = prompts
+
+    def chunk(self, index: int, emission: Emission) -> dict[str, Any]:  # noqa: ARG002  a prefill emits nothing
+        return self._body()
+
+    def whole(self, outputs: Sequence[Sequence[Emission]]) -> dict[str, Any]:
+        return self._body() | {"usage": usage(self._prompts, TokenCounts.of(outputs))}
+
+    def usage_chunk(self, counts: TokenCounts) -> dict[str, Any]:
+        return self._body() | {"usage": usage(self._prompts, counts)}
+
+    def _body(self) -> dict[str, Any]:
+        header = self._header
+        return {
+            "id": f"prefill-{header.response_id}",
+            "object": "prefill",
+            "created": header.created_unix_s,
+            "model": header.model,
+        }
+
+
+def usage(prompts: Sequence[Prompt], counts: TokenCounts) -> dict[str, Any]:
     """OpenAI's ``usage`` object."""
     num_prompt_tokens = sum(len(p.token_ids) for p in prompts)
     return {
         "prompt_tokens": num_prompt_tokens,
-        "completion_tokens": num_output_tokens,
-        "total_tokens": num_prompt_tokens + num_output_tokens,
+        "completion_tokens": counts.num_output,
+        "total_tokens": num_prompt_tokens + counts.num_output,
+        "prompt_tokens_details": {"cached_tokens": sum(counts.num_cached.values())},
     }
 
 

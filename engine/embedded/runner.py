@@ -10,11 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trimtab.engine.embedded.batch import SequenceSlice, StepBatch
-from trimtab.engine.embedded.blocks import BlockAllocator
-from trimtab.engine.embedded.kv_pool import KVPool
+from trimtab.engine.embedded.batch import StepBatch
+from trimtab.engine.embedded.kv.allocator import BlockAllocator
+from trimtab.engine.embedded.kv.pool import KVPool
 from trimtab.engine.embedded.model import LlamaModel
-from trimtab.engine.embedded.scheduler import ScheduledSequence, StepPlan
+from trimtab.engine.embedded.scheduling.plan import ScheduledSequence, StepPlan
+from trimtab.kernels.attention import Span
+from trimtab.kernels.kv_cache import BlockSlot
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +49,13 @@ class Runner:
         self._blocks = blocks
 
     def run(self, plan: StepPlan) -> StepLogits:
-        """One pass over all entries. Writes their keys and values into the pool."""
+        """Moves what the plan needs moved, then one pass over all entries, whose keys and values enter the pool."""
+        self._kv.carry_out(self._blocks.take_moves())
         token_ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
         logit_rows: list[int] = []
-        slices: list[SequenceSlice] = []
+        spans: list[Span] = []
         rows: list[EntryRows] = []
         for entry in plan.entries:
             sequence = entry.sequence
@@ -64,20 +67,20 @@ class Runner:
             positions += range(start, stop)
             slots += [self._slot(table, position) for position in range(start, stop)]
             covering = table[: self._blocks.blocks_for(stop)]
-            slices.append(SequenceSlice(query_start, len(fed), stop, covering))
+            spans.append(Span(query_start, len(fed), stop, covering))
             rows.append(_wanted_rows(entry, query_start, logit_rows))
         batch = StepBatch(
             token_ids=torch.tensor(token_ids, dtype=torch.int64),
             positions=torch.tensor(positions, dtype=torch.int64),
             slots=torch.tensor(slots, dtype=torch.int64),
-            sequences=tuple(slices),
+            spans=tuple(spans),
             logit_rows=torch.tensor(logit_rows, dtype=torch.int64),
         )
         return StepLogits(self._model.forward(batch, self._kv), tuple(rows))
 
-    def _slot(self, table: tuple[int, ...], position: int) -> int:
+    def _slot(self, table: tuple[BlockSlot, ...], position: int) -> int:
         size = self._blocks.block_size
-        return table[position // size] * size + position % size
+        return table[position // size].number * size + position % size
 
 
 def _wanted_rows(entry: ScheduledSequence, query_start: int, logit_rows: list[int]) -> EntryRows:

@@ -202,7 +202,9 @@ def _warm_core(settings: ServeSettings, loaded: LoadedModel) -> EngineCore:
         )
     scratch = Telemetry(EngineMetrics(), RecordRing())
     try:
-        core = EngineCore(loaded, settings.configuration, scratch, settings.injection)
+        core = EngineCore(loaded, settings.configuration, scratch, settings.injection, swap_file=settings.swap_file)
+    except OSError as error:
+        raise StartError(ExitCode.USAGE, f"--kv-swap-file {settings.swap_file}: {error.strerror or error}") from error
     except KnobError as error:
         raise StartError(ExitCode.USAGE, str(error)) from error
     except (MemoryError, RuntimeError) as error:

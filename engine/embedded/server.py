@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -24,8 +24,23 @@ from trimtab.engine.embedded.http_edge import (
     handle_unexpected_error,
     read_json,
 )
-from trimtab.engine.embedded.openai_protocol import ChatQuery, CompletionQuery, Options, parse_chat, parse_completion
-from trimtab.engine.embedded.openai_responses import ChatWriter, CompletionWriter, Header, Prompt, Writer
+from trimtab.engine.embedded.openai_protocol import (
+    ChatQuery,
+    CompletionQuery,
+    Options,
+    parse_chat,
+    parse_completion,
+    parse_prefill,
+)
+from trimtab.engine.embedded.openai_responses import (
+    ChatWriter,
+    CompletionWriter,
+    Header,
+    PrefillWriter,
+    Prompt,
+    TokenCounts,
+    Writer,
+)
 from trimtab.engine.embedded.service import Arrival, ClientGoneError, Output, Service
 from trimtab.errors import EngineError, RequestError, TrimtabError
 
@@ -43,6 +58,7 @@ def traffic_app(service: Service, api_key: str | None) -> Starlette:
         routes=[
             Route("/v1/completions", endpoints.completions, methods=["POST"]),
             Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
+            Route("/v1/prefill", endpoints.prefill, methods=["POST"]),
             Route("/v1/models", endpoints.models),
             Route("/v1/models/{name:path}", endpoints.model),
             Route("/health", endpoints.health),
@@ -73,28 +89,38 @@ class EventStream(Response):
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         try:
             self._output.watch(receive)
+            emissions = self._output.emissions()
+            # A request may be refused while it waits: the status is not sent before the first emission is there.
+            first = await anext(emissions)
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await self._send_events(send)
+            await self._send_events(send, first, emissions)
             await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
         except (ClientGoneError, OSError):
             return
         finally:
             self._output.close()
 
-    async def _send_events(self, send: Send) -> None:
-        num_output_tokens = 0
+    async def _send_events(
+        self, send: Send, first: tuple[int, Emission], rest: AsyncIterator[tuple[int, Emission]]
+    ) -> None:
+        counts = TokenCounts()
+        await self._send_emission(send, counts, first)
         try:
-            async for index, emission in self._output.emissions():
-                num_output_tokens += len(emission.token_ids)
-                chunk = self._writer.chunk(index, emission)
-                if self._options.continuous_usage:
-                    chunk["usage"] = self._writer.usage_chunk(num_output_tokens)["usage"]
-                await _send_event(send, chunk)
-        except EngineError as error:
-            await _send_event(send, error_body(error, "server_error"))
+            async for item in rest:
+                await self._send_emission(send, counts, item)
+        except (EngineError, RequestError) as error:
+            await _send_event(send, error_body(error))
             return
         if self._options.include_usage:
-            await _send_event(send, self._writer.usage_chunk(num_output_tokens))
+            await _send_event(send, self._writer.usage_chunk(counts))
+
+    async def _send_emission(self, send: Send, counts: TokenCounts, item: tuple[int, Emission]) -> None:
+        index, emission = item
+        counts.add(index, emission)
+        chunk = self._writer.chunk(index, emission)
+        if self._options.continuous_usage:
+            chunk["usage"] = self._writer.usage_chunk(counts)["usage"]
+        await _send_event(send, chunk)
 
 
 class _Endpoints:
@@ -120,6 +146,18 @@ class _Endpoints:
         header = Header(arrival.request_id, self._service.model.name)
         writer = ChatWriter(header, self._service.model.tokenizer, prompt)
         return await self._respond(request, query.options, arrival, ([prompt], writer))
+
+    async def prefill(self, request: Request) -> Response:
+        """Computes a prompt and nothing more, so that a later one that begins alike finds it in the prefix cache."""
+        arrival = Arrival.now(request.state.request_id)
+        query = parse_prefill(await _read(request))
+        self._check_model(query.options)
+        if isinstance(query, ChatQuery):
+            prompts = [Prompt(await asyncio.to_thread(self._render, query), "")]
+        else:
+            prompts = await self._completion_prompts(query)
+        writer = PrefillWriter(Header(arrival.request_id, self._service.model.name), prompts)
+        return await self._respond(request, query.options, arrival, (prompts, writer))
 
     async def models(self, _request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._model_card()]})
@@ -153,7 +191,7 @@ class _Endpoints:
         jobs = [
             (p.token_ids, options.sampling(fitting(len(p.token_ids), options.max_output_tokens))) for p in prompts
         ]
-        output = self._service.open(jobs, arrival)
+        output = self._service.open(jobs, arrival, options.queueing)
         if options.stream:
             return EventStream(output, writer, options)
         try:

@@ -13,17 +13,14 @@ from typing import Any
 
 from trimtab import __version__
 from trimtab.engine.contract import RequestOutcome
-from trimtab.engine.embedded.core import Telemetry
+from trimtab.engine.embedded.core import RETRY_AFTER_S, Telemetry
 from trimtab.engine.embedded.engine_thread import EngineThread
-from trimtab.engine.embedded.generation import Emission, FinishReason, GenerationRequest
+from trimtab.engine.embedded.generation import Emission, GenerationRequest, Queueing
 from trimtab.engine.embedded.inject import Injection
 from trimtab.engine.embedded.records import Ending, Timeline
 from trimtab.engine.embedded.sampling import SamplingParams
 from trimtab.engine.embedded.tokenizer import Tokenizer
 from trimtab.errors import EngineError, OverloadedError, RequestError, TrimtabError
-
-# A guess that suits a small model: by then a full queue has moved on.
-RETRY_AFTER_S = 1
 
 
 class ClientGoneError(TrimtabError):
@@ -112,7 +109,8 @@ class Output:
 
         Raises:
             ClientGoneError: the client went away.
-            EngineError: the engine failed one of the prompts.
+            OverloadedError: the engine refused one of the prompts in its queue.
+            EngineError: the engine failed one of them.
         """
         while self._open:
             item = await self._queue.get()
@@ -121,8 +119,8 @@ class Output:
             index, emission = item
             if emission.finish is not None:
                 self._open.pop(index, None)
-            if emission.finish is FinishReason.ERROR:
-                raise EngineError(emission.error)
+            if emission.error is not None:
+                raise emission.error
             yield index, emission
 
     def close(self) -> None:
@@ -163,7 +161,12 @@ class Service:
             )
         return num_left
 
-    def open(self, prompts: Sequence[tuple[tuple[int, ...], SamplingParams]], arrival: Arrival) -> Output:
+    def open(
+        self,
+        prompts: Sequence[tuple[tuple[int, ...], SamplingParams]],
+        arrival: Arrival,
+        queueing: Queueing,
+    ) -> Output:
         """Starts all prompts or none.
 
         Raises:
@@ -177,7 +180,9 @@ class Service:
             deliver = output.deliverer(index)
             output.start(
                 index,
-                GenerationRequest(request_id, token_ids, sampling, arrival.monotonic_s, arrival.unix_s, deliver),
+                GenerationRequest(
+                    request_id, token_ids, sampling, arrival.monotonic_s, arrival.unix_s, deliver, queueing
+                ),
             )
         return output
 

@@ -45,6 +45,7 @@ class ServeSettings:
     api_key: str | None
     configuration: Configuration
     injection: inject.Injection | None
+    swap_file: Path | None  # where KV blocks are swapped to; None: to memory
     max_queue: int
     drain_timeout_s: float
 
@@ -75,6 +76,7 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> ServeSetti
         api_key=api_key,
         configuration=arguments.knobs,
         injection=arguments.inject,
+        swap_file=arguments.kv_swap_file,
         max_queue=arguments.max_queue,
         drain_timeout_s=arguments.drain_timeout_s,
     )
@@ -106,6 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--admin-host", default="127.0.0.1", help="address of the admin port")
     add("--admin-port", type=_port, required=True, help="admin port")
     add("--knobs", type=_configuration, default=CATALOGUE.default(), help="a JSON object of knobs")
+    add("--kv-swap-file", type=Path, help="a new file to swap KV blocks to, gone with the engine (default: memory)")
     add("--inject", type=_injection, help=f"labelled fault injection: {inject.ACCEPTED}")
     add("--max-queue", type=_positive_int, default=DEFAULT_MAX_QUEUE, help="requests that may wait; more get 429")
     add("--drain-timeout-s", type=_positive_float, default=DEFAULT_DRAIN_TIMEOUT_S, help="how long SIGTERM waits")

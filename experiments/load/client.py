@@ -53,11 +53,16 @@ class Progress:
         )
 
 
-def request_body(model: str, request: PlannedRequest) -> bytes:
-    """A greedy streamed completion whose output length is pinned."""
+def request_body(model: str, request: PlannedRequest, cache_salt: str) -> bytes:
+    """A greedy streamed completion whose output length is pinned.
+
+    It shares cached prefixes only with requests of the same ``cache_salt``: a load must not find what an earlier one
+    of the same prompts left behind.
+    """
     body = {
         "model": model,
         "prompt": request.prompt,
+        "cache_salt": cache_salt,
         "max_tokens": request.output_tokens,
         "ignore_eos": True,
         "temperature": 0,

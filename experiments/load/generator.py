@@ -8,6 +8,7 @@ so that a trial whose client could not keep up is found out. It runs in a proces
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable
 
 import aiohttp
@@ -28,6 +29,7 @@ class LoadGenerator:
     def __init__(self, job: LoadJob, *, on_result: Callable[[RequestResult], None] | None = None) -> None:
         self._job = job
         self._on_result = on_result
+        self._cache_salt = secrets.token_hex(8)
         self._stopped = asyncio.Event()
         self._in_flight: dict[asyncio.Task[None], Progress] = {}
         self._results: list[RequestResult] = []
@@ -61,7 +63,7 @@ class LoadGenerator:
     async def _send_all(self, http: aiohttp.ClientSession, start: float) -> float:
         """Returns when the arrivals ended, in seconds since ``start``."""
         for request in self._job.requests:
-            body = request_body(self._job.model, request)
+            body = request_body(self._job.model, request, self._cache_salt)
             if await self._stopped_before(start + request.at_s):
                 return _now() - start
             progress = Progress(request, lambda: _now() - start)

@@ -18,7 +18,7 @@ import pytest
 from trimtab.engine.adapters.embedded import ADMIN_TOKEN_VARIABLE, CATALOGUE
 from trimtab.engine.contract import KnobValue
 from trimtab.engine.embedded.core import Clock, EngineCore, Telemetry
-from trimtab.engine.embedded.generation import Emission, FinishReason, GenerationRequest
+from trimtab.engine.embedded.generation import Emission, FinishReason, GenerationRequest, Queueing
 from trimtab.engine.embedded.inject import Injection
 from trimtab.engine.embedded.loader import LoadedModel, load_model
 from trimtab.engine.embedded.metrics import EngineMetrics
@@ -58,12 +58,12 @@ class Driver:
     num_submitted: int = 0
     heard: list[Heard] = field(default_factory=list)
 
-    def submit(self, prompt_ids: list[int], **params: Any) -> Heard:
+    def submit(self, prompt_ids: list[int], queueing: Queueing = Queueing(), **params: Any) -> Heard:  # noqa: B008  frozen
         emissions: list[Emission] = []
         sampling = SamplingParams(**({"max_output_tokens": 16, "temperature": 0.0} | params))
         name = f"request-{self.num_submitted}"
         request = GenerationRequest(
-            name, tuple(prompt_ids), sampling, time.monotonic(), time.time(), emissions.append
+            name, tuple(prompt_ids), sampling, time.monotonic(), time.time(), emissions.append, queueing
         )
         self.num_submitted += 1
         self.core.submit(request)

@@ -86,8 +86,8 @@ def test_a_target_and_its_policy_in_one_file() -> None:
         ),
         (
             "quantization:",
-            "kv_cache_dtype: [int8]\n      quantization:",
-            ("kv_cache_dtype", "accepted: quantization"),
+            "kv_cache_type: [int8]\n      quantization:",
+            ("kv_cache_type", "accepted: quantization"),
         ),
         ("{maximize: goodput}", "{maximize: tokens_per_dollar}", ("tokens_per_dollar", "not built yet", "goodput")),
         ("from: synthetic", "from: live", ("workload", "accepted: synthetic, trace")),

@@ -62,5 +62,5 @@ def test_text_parts_are_joined() -> None:
 def test_an_unsupported_feature_says_what_is_accepted() -> None:
     with pytest.raises(RequestError, match=r"best_of is not supported; accepted: 1"):
         parse_completion({"model": "m", "prompt": "p", "best_of": 3})
-    with pytest.raises(RequestError, match=r"unknown parameter 'tempature'; accepted: echo, .*temperature"):
+    with pytest.raises(RequestError, match=r"unknown parameter 'tempature'; accepted: cache_salt, .*temperature"):
         parse_completion({"model": "m", "prompt": "p", "tempature": 0})

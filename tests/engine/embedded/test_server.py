@@ -132,7 +132,12 @@ def test_prompt_logprobs_name_every_token_by_id(engine: Any) -> None:
     ):
         assert position[str(token_id)]["logprob"] == value
         assert sorted(e["rank"] for e in position.values())[:20] == list(range(1, 21))
-    assert answer["usage"] == {"prompt_tokens": 200, "completion_tokens": 0, "total_tokens": 200}
+    assert answer["usage"] == {
+        "prompt_tokens": 200,
+        "completion_tokens": 0,
+        "total_tokens": 200,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
     plain = engine.complete(ids, max_tokens=1, prompt_logprobs=2, temperature=0)["choices"][0]
     assert plain["logprobs"] is None
     assert plain["prompt_logprobs"][7][str(ids[7])]["logprob"] == pytest.approx(
@@ -279,6 +284,46 @@ async def test_live_changes_under_load_lose_nothing(engine: Any) -> None:
             async with http.patch(f"{engine.admin.base_url}/admin/knobs", json=values, headers=headers) as answer:
                 assert answer.status == 200
         assert [await t for t in asked] == [expected[i % 5] for i in range(40)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_refused_in_the_queue_answers_429_streaming_or_not(start_engine: Any, stream: bool) -> None:
+    engine = start_engine(max_num_seqs=1)
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(engine.complete, "hi", **LONG)
+        engine.wait_for(lambda: engine.metric("trimtab_engine_running_requests") == 1)
+        body = {"model": "tiny", "prompt": "hi", "max_tokens": 2, "deadline_ms": 50, "stream": stream}
+        refused = engine.http.post("/v1/completions", json=body)
+        assert "its deadline passed" in error_of(refused, 429)["message"]
+        assert refused.headers["retry-after"] == "1"
+        assert running.result()["usage"]["completion_tokens"] == 400
+
+
+def test_prefill_warms_the_prefix_cache_for_the_same_salt_only(engine: Any) -> None:
+    text = "It was a bright cold day in April, and the clocks were striking thirteen. " * 5
+    body = {"model": "tiny", "prompt": text, "cache_salt": "mine"}
+    warmed = engine.http.post("/v1/prefill", json=body)
+    assert warmed.status_code == 200, warmed.text
+    assert warmed.json()["object"] == "prefill"
+    num_prompt = warmed.json()["usage"]["prompt_tokens"]
+    assert warmed.json()["usage"]["completion_tokens"] == 0
+
+    def cached(salt: str) -> int:
+        answer = engine.complete(text + "Winston", max_tokens=2, cache_salt=salt)
+        return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    assert cached("somebody else's") == 0
+    assert cached("mine") >= num_prompt // 16 * 16 - 16
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": text}]}
+    assert engine.http.post("/v1/prefill", json=chat).json()["usage"]["prompt_tokens"] > 16
+    for bad in (
+        {"model": "tiny"},
+        body | {"messages": []},
+        body | chat,
+        body | {"max_tokens": 3},
+        body | {"stream": True},
+    ):
+        error_of(engine.http.post("/v1/prefill", json=bad), 400)
 
 
 def test_a_full_queue_answers_429_with_retry_after(start_engine: Any) -> None:

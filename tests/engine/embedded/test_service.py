@@ -52,7 +52,7 @@ async def test_a_failing_engine_answers_500_and_turns_unhealthy(app: App) -> Non
     for path in ("/health", "/ready"):
         answer = await app.http.get(path)
         assert (answer.status_code, "ZeroDivisionError" in answer.text) == (503, True)
-    assert app.core.scheduler.blocks.num_used == 0
+    assert app.core.scheduler.blocks.owned_units == 0
 
 
 async def test_a_stream_that_fails_ends_with_an_error_event(app: App) -> None:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab.engine.embedded.speculation import MATCH_LENGTHS, NgramIndex, num_accepted
+from trimtab.engine.embedded.speculation.ngram import MATCH_LENGTHS, NgramIndex, num_accepted
 
 
 def by_search(tokens: list[int], num_wanted: int) -> list[int]:

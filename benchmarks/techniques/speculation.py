@@ -1,0 +1,67 @@
+"""Speculation at several batch sizes on copy-heavy and on free text: off, always the same k, and adaptive."""
+
+from __future__ import annotations
+
+import random
+from statistics import median
+from typing import Any
+
+from benchmarks.core import drain, new_core
+from benchmarks.report import Row, cpu_s
+from benchmarks.techniques.serving import send, turn
+from trimtab.engine.embedded.loader import LoadedModel
+from trimtab.experiments.quality import calibration_pieces
+
+NUM_STREAMS = (1, 4, 16, 64)
+ARMS = {
+    "off": {"speculative_method": "off"},
+    "k = 3": {"speculative_method": "ngram", "speculative_adaptive": "off"},
+    "adaptive": {"speculative_method": "ngram", "speculative_adaptive": "on"},
+}
+MAX_SLOWER_RATIO = 0.97
+_PROMPT_TOKENS, _OUTPUT_TOKENS = 96, 64
+
+
+def measure(loaded: LoadedModel, seed: int, *, quick: bool) -> dict[str, float]:
+    """Output tokens per CPU second of every arm, number of streams and kind of text."""
+    core = new_core(loaded, "bf16", max_num_seqs=64, prefix_cache="off", speculative_k=3)
+    arms, found = list(ARMS), {}
+    first = seed % len(arms)
+    for text in ("copy-heavy", "free"):
+        for num_streams in NUM_STREAMS[:2] if quick else NUM_STREAMS:
+            prompts = _prompts(loaded, text, num_streams, seed)
+            for arm in (*arms[first:], *arms[:first]):
+                turn(core, **ARMS[arm])
+                started_s = cpu_s()
+                served = [send(core, p, _OUTPUT_TOKENS) for p in prompts]
+                drain(core)
+                assert all(s.num_tokens == _OUTPUT_TOKENS for s in served)
+                found[f"{text}, {num_streams}, {arm}"] = num_streams * _OUTPUT_TOKENS / (cpu_s() - started_s)
+    return found
+
+
+def rows(rounds: list[Any]) -> list[Row]:
+    made = []
+    for key in rounds[0]:
+        text, num_streams, arm = key.split(", ")
+        if arm == "off":
+            continue
+        values = [r[key] for r in rounds]
+        ratio = median(r[key] / r[f"{text}, {num_streams}, off"] for r in rounds)
+        goal, met = None, None
+        if arm == "adaptive":
+            goal, met = "never more than 3 % slower", ratio >= MAX_SLOWER_RATIO
+        case = f"speculation {arm}, {text} text, {num_streams} streams"
+        more = {"against": "off", "ratio": ratio, "goal": goal, "met": met}
+        made.append(Row.of(case, values, "output tokens per CPU second", **more))
+    return made
+
+
+def _prompts(loaded: LoadedModel, text: str, number: int, seed: int) -> list[tuple[int, ...]]:
+    """Free text goes on from prose; copy-heavy text has said the same several times and goes on doing so."""
+    rng = random.Random(seed)
+    ids = tuple(loaded.tokenizer.encode("".join(calibration_pieces(20)), parse_special=False))
+    starts = [rng.randrange(len(ids) - _PROMPT_TOKENS) for _ in range(number)]
+    if text == "free":
+        return [ids[s : s + _PROMPT_TOKENS] for s in starts]
+    return [(ids[s : s + _PROMPT_TOKENS // 4] * 4)[:_PROMPT_TOKENS] for s in starts]

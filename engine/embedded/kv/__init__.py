@@ -1,0 +1,1 @@
+"""The paged KV cache: books (pages, blocks, prefixes, swapped sequences) apart from bytes (the pool)."""

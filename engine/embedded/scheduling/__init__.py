@@ -1,0 +1,1 @@
+"""The scheduler and what it decides by."""
