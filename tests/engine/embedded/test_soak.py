@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 TEXT = "The quick brown fox jumps over the lazy dog, and then it does so again. " * 40
-SETTLING_S = 60.0  # until pools of threads, buffers and the pool's pages have all been touched
+SETTLING_S = 90.0  # until pools of threads, buffers and the pool's pages have all been touched
 
 
 @dataclass
