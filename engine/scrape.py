@@ -12,6 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from trimtab.engine.contract import MetricNames
 from trimtab.errors import MetricsError
 
+TIMEOUT_S = 2.0  # of one scrape, which an engine answers from its event loop
+
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
@@ -37,7 +39,7 @@ class Figures:
 async def scrape(http: aiohttp.ClientSession, base_url: str, names: MetricNames, at_unix_s: float) -> Figures:
     """One scrape of ``base_url``/metrics. Raises ``MetricsError`` when it does not answer as it should."""
     try:
-        async with http.get(f"{base_url}/metrics", timeout=aiohttp.ClientTimeout(total=5)) as response:
+        async with http.get(f"{base_url}/metrics", timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as response:
             text = await response.text()
             if response.status != 200:
                 raise MetricsError(f"{base_url}/metrics answered {response.status}")

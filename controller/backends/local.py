@@ -104,13 +104,22 @@ class LocalBackend:
             return ReplicaStatus(ReplicaState.LOST, self._why_ended(row), 0)
         client = self._client(row)
         if await client.is_ready():
-            seen.was_ready, seen.misses = True, 0
-            return ReplicaStatus(ReplicaState.READY, "", await _in_flight(client))
+            seen.was_ready = True
+            try:
+                in_flight = (await client.drain_state()).num_in_flight
+            except EngineCallError:
+                return self._missed(row, seen)
+            seen.misses = 0
+            return ReplicaStatus(ReplicaState.READY, "", in_flight)
         if not seen.was_ready:
             if self._store.now() - row.started_unix_s > START_TIMEOUT_S:
                 reason = f"the {row.label} was not ready within {START_TIMEOUT_S:g} s"
                 return ReplicaStatus(ReplicaState.LOST, reason, None, answers=False)
             return ReplicaStatus(ReplicaState.STARTING, "", None, answers=False)
+        return self._missed(row, seen)
+
+    def _missed(self, row: ProcessRow, seen: _Seen) -> ReplicaStatus:
+        """The status of a replica that was ready and did not answer a probe."""
         seen.misses += 1
         if seen.misses < MISSED_PROBES:
             return ReplicaStatus(ReplicaState.READY, "", None, answers=False)
@@ -122,6 +131,7 @@ class LocalBackend:
         try:
             page = await self._client(row).records_since(seen.cursor)
         except EngineCallError:
+            seen.misses += 1
             return None
         seen.cursor = page.next_cursor
         if page.num_dropped > 0:  # all of them had finished when the oldest that is left did
@@ -208,10 +218,3 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-async def _in_flight(client: EngineClient) -> int | None:
-    try:
-        return (await client.drain_state()).num_in_flight
-    except EngineCallError:
-        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -34,13 +35,17 @@ class DirectSource:
     async def window(self) -> TrafficWindow | None:
         urls = self._replicas()
         self._readings = {url: self._readings.get(url, deque()) for url in urls}
+        # All at once: one that does not answer must not hold up the others.
+        scrapes = [scrape(self._http, url, self._names, self._clock()) for url in urls]
         failures = []
-        for url in urls:
+        for url, figures in zip(urls, await asyncio.gather(*scrapes, return_exceptions=True), strict=True):
             kept = self._readings[url]
-            try:
-                kept.append(await scrape(self._http, url, self._names, self._clock()))
-            except MetricsError as error:
-                failures.append(str(error))
+            if isinstance(figures, Figures):
+                kept.append(figures)
+            elif isinstance(figures, MetricsError):
+                failures.append(str(figures))
+            else:
+                raise figures
             while len(kept) > 2 and kept[1].at_unix_s <= self._clock() - self._window_s:
                 kept.popleft()
         if urls and len(failures) == len(urls):

@@ -27,7 +27,10 @@ from trimtab.engine.contract import (
 from trimtab.errors import EngineCallError, KnobError
 
 MIB = 1024 * 1024
-PROBE_TIMEOUT_S = 1.5  # an engine answers from its event loop, however long its step is
+# An engine answers from its event loop, however long its step is; a page of records takes it a while to write.
+PROBE_TIMEOUT_S = 1.5
+READ_TIMEOUT_S = 3.0
+CHANGE_TIMEOUT_S = 10.0  # a change waits for the end of a step
 ADMIN_TOKEN_VARIABLE = "TRIMTAB_ENGINE_ADMIN_TOKEN"
 
 _AnswerT = TypeVar("_AnswerT")
@@ -288,17 +291,27 @@ class _EmbeddedClient:
         return await self._admin("POST" if draining else "DELETE", "/admin/drain", _drain_state)
 
     async def drain_state(self) -> DrainState:
-        return await self._admin("GET", "/admin/drain", _drain_state)
+        return await self._admin("GET", "/admin/drain", _drain_state, timeout_s=PROBE_TIMEOUT_S)
 
     async def records_since(self, cursor: int) -> RecordPage:
-        return await self._admin("GET", "/admin/records", _record_page, params={"since": str(cursor)})
+        since = {"since": str(cursor)}
+        return await self._admin("GET", "/admin/records", _record_page, timeout_s=READ_TIMEOUT_S, params=since)
 
-    async def _admin(self, method: str, path: str, read: Callable[[Any], _AnswerT], **arguments: Any) -> _AnswerT:
+    async def _admin(
+        self,
+        method: str,
+        path: str,
+        read: Callable[[Any], _AnswerT],
+        timeout_s: float = CHANGE_TIMEOUT_S,
+        **arguments: Any,
+    ) -> _AnswerT:
         """One call, its JSON answer read by ``read``. An engine of another version may answer what we cannot read."""
         headers = {"Authorization": f"Bearer {self.endpoint.admin_token}"}
         url = f"{self.endpoint.admin_url}{path}"
         try:
-            async with self.http.request(method, url, headers=headers, timeout=_timeout(10), **arguments) as response:
+            async with self.http.request(
+                method, url, headers=headers, timeout=_timeout(timeout_s), **arguments
+            ) as response:
                 text = await response.text()
                 if response.status != 200:
                     raise EngineCallError(f"{method} {url} answered {response.status}: {text[:300]}")
