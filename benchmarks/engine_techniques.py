@@ -10,6 +10,7 @@ import torch
 from benchmarks.core import add_model
 from benchmarks.report import Row, finish, parser, run_rounds
 from benchmarks.techniques import kv_types, overload, prefix, pressure, speculation
+from benchmarks.techniques.serving import QUANTIZATION
 from trimtab.engine.embedded.loader import load_model
 
 TECHNIQUES: Mapping[str, ModuleType] = {
@@ -27,7 +28,7 @@ def main() -> None:
     options.add_argument("--only", choices=sorted(TECHNIQUES), help="one technique (default: all)")
     arguments = options.parse_args()
     torch.set_num_threads(1)
-    loaded = load_model(arguments.model, "bf16")
+    loaded = load_model(arguments.model, QUANTIZATION)
     wanted = {n: t for n, t in TECHNIQUES.items() if arguments.only in (None, n)}
 
     def run_round(number: int) -> dict[str, float]:

@@ -10,8 +10,7 @@ import numpy as np
 
 from benchmarks.core import drain, fill, new_core
 from benchmarks.report import Row, cpu_s
-from benchmarks.techniques.serving import Served
-from trimtab.engine.embedded.generation import GenerationRequest
+from benchmarks.techniques.serving import QUANTIZATION, submit
 from trimtab.engine.embedded.loader import LoadedModel
 from trimtab.engine.embedded.sampling import SamplingParams
 from trimtab.engine.embedded.scoring import TokenScores
@@ -28,7 +27,7 @@ def measure(loaded: LoadedModel, seed: int, *, quick: bool) -> dict[str, float]:
     scores: dict[str, PromptScores] = {}
     turn = seed % len(TYPES)
     for kv_type in (*TYPES[turn:], *TYPES[:turn]):
-        core = new_core(loaded, "bf16", kv_cache_dtype=kv_type, kv_cache_bytes=_POOL_BYTES, prefix_cache="off")
+        core = new_core(loaded, QUANTIZATION, kv_cache_dtype=kv_type, kv_cache_bytes=_POOL_BYTES, prefix_cache="off")
         found[f"{kv_type}, batch"] = core.capacity_tokens // SEQUENCE_TOKENS
         num_steps = 4 if quick else 16
         fill(core, NUM_STREAMS, 384, num_steps + NUM_STREAMS + 1, random.Random(seed))
@@ -59,10 +58,9 @@ def rows(rounds: list[Any]) -> list[Row]:
 def _scores(core: Any, loaded: LoadedModel, num_pieces: int) -> PromptScores:
     parts = []
     for piece in calibration_pieces(num_pieces):
-        served = Served(0.0)
         params = SamplingParams(max_output_tokens=0, temperature=0.0, num_prompt_logprobs=20)
         ids = tuple(loaded.tokenizer.encode(piece, parse_special=False))
-        core.submit(GenerationRequest("benchmark", ids, params, 0.0, 0.0, served.hear))
+        served = submit(core, ids, params)
         drain(core)
         parts += [e.prompt_scores for e in served.emissions if e.prompt_scores is not None]
     joined = TokenScores.joined(parts)

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.core import drain, new_core, random_prompt
 from benchmarks.report import Row
-from benchmarks.techniques.serving import Served, send, turn
+from benchmarks.techniques.serving import QUANTIZATION, Served, send, turn
 from trimtab.engine.embedded.core import EngineCore
 from trimtab.engine.embedded.loader import LoadedModel
 
@@ -25,7 +25,7 @@ _OUTPUTS = (16, 32, 64)
 
 
 def measure(loaded: LoadedModel, seed: int, *, quick: bool) -> dict[str, float]:
-    core = new_core(loaded, "bf16", max_num_seqs=_BATCH, prefix_cache="off", max_num_batched_tokens=256)
+    core = new_core(loaded, QUANTIZATION, max_num_seqs=_BATCH, prefix_cache="off", max_num_batched_tokens=256)
     rng = random.Random(seed)
     capacity, ttft_slo_s, tpot_slo_s = _capacity(core, rng, 8 if quick else 3 * _BATCH)
     # Half of the SLO may pass in the queue; the other half is for the prompt itself, beside others.

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.core import drain, new_core, random_prompt
 from benchmarks.report import Row
-from benchmarks.techniques.serving import send
+from benchmarks.techniques.serving import QUANTIZATION, send
 from trimtab.engine.embedded.core import EngineCore
 from trimtab.engine.embedded.loader import LoadedModel
 
@@ -18,7 +18,7 @@ PROMPT_TOKENS = 512
 
 def measure(loaded: LoadedModel, seed: int, *, quick: bool) -> dict[str, float]:
     """TTFT in seconds of a prompt alone on the engine, with the cache on and off."""
-    cores = {state: new_core(loaded, "bf16", prefix_cache=state) for state in ("on", "off")}
+    cores = {state: new_core(loaded, QUANTIZATION, prefix_cache=state) for state in ("on", "off")}
     rng = random.Random(seed)
     found: dict[str, float] = {}
     for ratio in SHARED_RATIOS:

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.core import drain, new_core, random_prompt
 from benchmarks.report import Row, cpu_s
-from benchmarks.techniques.serving import send, turn
+from benchmarks.techniques.serving import QUANTIZATION, send, turn
 from trimtab.engine.embedded.loader import LoadedModel
 
 ACTIONS = ("recompute", "swap", "compress")
@@ -37,7 +37,7 @@ def _tokens_per_s(loaded: LoadedModel, arm: str, seed: int, *, quick: bool) -> f
     rng = random.Random(seed)
     outputs = [rng.choice((32, 64, 160)) for _ in range(NUM_REQUESTS // (3 if quick else 1))]
     action = "recompute" if arm == _NO_PRESSURE else arm
-    core = new_core(loaded, "bf16", kv_pressure_action=action, prefix_cache="off", kv_cache_bytes=128 * 1024**2)
+    core = new_core(loaded, QUANTIZATION, kv_pressure_action=action, prefix_cache="off", kv_cache_bytes=128 * 1024**2)
     send(core, random_prompt(rng, 16), 2)
     drain(core)
     if arm != _NO_PRESSURE:

@@ -12,6 +12,8 @@ from trimtab.engine.embedded.core import EngineCore
 from trimtab.engine.embedded.generation import Emission, GenerationRequest, Queueing
 from trimtab.engine.embedded.sampling import SamplingParams
 
+QUANTIZATION = "int4"  # what a search chooses on two cores: the techniques are measured beside fast products
+
 
 @dataclass(slots=True, eq=False)
 class Served:
@@ -44,6 +46,10 @@ class Served:
 def send(core: EngineCore, prompt_ids: Sequence[int], output_tokens: int, salt: str = "") -> Served:
     """Queues one greedy request of exactly ``output_tokens``."""
     params = SamplingParams(max_output_tokens=output_tokens, temperature=0.0, ignore_eos=True)
+    return submit(core, prompt_ids, params, salt)
+
+
+def submit(core: EngineCore, prompt_ids: Sequence[int], params: SamplingParams, salt: str = "") -> Served:
     served = Served(time.monotonic())
     at_s, queueing = served.arrival_s, Queueing(cache_salt=salt)
     core.submit(GenerationRequest("benchmark", tuple(prompt_ids), params, at_s, at_s, served.hear, queueing))

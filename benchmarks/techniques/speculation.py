@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.core import drain, new_core
 from benchmarks.report import Row, cpu_s
-from benchmarks.techniques.serving import send, turn
+from benchmarks.techniques.serving import QUANTIZATION, send, turn
 from trimtab.engine.embedded.loader import LoadedModel
 from trimtab.experiments.quality import calibration_pieces
 
@@ -24,7 +24,7 @@ _PROMPT_TOKENS, _OUTPUT_TOKENS = 96, 64
 
 def measure(loaded: LoadedModel, seed: int, *, quick: bool) -> dict[str, float]:
     """Output tokens per CPU second of every arm, number of streams and kind of text."""
-    core = new_core(loaded, "bf16", max_num_seqs=64, prefix_cache="off", speculative_k=3)
+    core = new_core(loaded, QUANTIZATION, max_num_seqs=64, prefix_cache="off", speculative_k=3)
     arms, found = list(ARMS), {}
     first = seed % len(arms)
     for text in ("copy-heavy", "free"):
