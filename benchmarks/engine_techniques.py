@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.core import add_model
 from benchmarks.report import Row, finish, parser, run_rounds
-from benchmarks.techniques import kv_types, overload, prefix, pressure, speculation
+from benchmarks.techniques import chat, kv_types, overload, prefix, pressure, speculation
 from benchmarks.techniques.serving import QUANTIZATION
 from trimtab.engine.embedded.loader import load_model
 
@@ -18,6 +18,7 @@ TECHNIQUES: Mapping[str, ModuleType] = {
     "pressure": pressure,
     "prefix": prefix,
     "speculation": speculation,
+    "chat": chat,
     "overload": overload,
 }
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.core import drain, new_core, random_prompt
 from benchmarks.report import Row
-from benchmarks.techniques.serving import QUANTIZATION, Served, send, turn
+from benchmarks.techniques.serving import QUANTIZATION, Planned, send, serve, turn
 from trimtab.engine.embedded.core import EngineCore
 from trimtab.engine.embedded.loader import LoadedModel
 
@@ -32,7 +32,7 @@ def measure(loaded: LoadedModel, seed: int, *, quick: bool) -> dict[str, float]:
     turn(core, max_queue_ms=max(10, round(1000 * ttft_slo_s / 2)), max_step_ms=max(1, round(1000 * tpot_slo_s)))
     found = {"capacity": capacity}
     for load in LOADS:
-        served, duration_s = _serve(core, rng, load * capacity, 4.0 if quick else 30.0)
+        served, duration_s = serve(core, _arrivals(rng, load * capacity, 4.0 if quick else 30.0))
         good = [s for s in served if not s.refused and s.ttft_s <= ttft_slo_s and s.tpot_s <= tpot_slo_s]
         found[f"{load}"] = len(good) / duration_s
     return found
@@ -62,19 +62,10 @@ def _capacity(core: EngineCore, rng: random.Random, num_requests: int) -> tuple[
     return num_requests / duration_s, 20 * alone.ttft_s, 2 * median(s.tpot_s for s in served)
 
 
-def _serve(core: EngineCore, rng: random.Random, rate_per_s: float, duration_s: float) -> tuple[list[Served], float]:
-    """Arrivals for ``duration_s``; returns all requests, and how long they took to end."""
-    served: list[Served] = []
-    started_s = time.monotonic()
-    next_s = started_s + rng.expovariate(rate_per_s)
-    ends_s = started_s + duration_s
-    while core.has_work or next_s < ends_s:
-        while next_s < min(ends_s, time.monotonic()):
-            served.append(send(core, random_prompt(rng, _PROMPT_TOKENS), rng.choice(_OUTPUTS)))
-            served[-1].arrival_s = next_s
-            next_s += rng.expovariate(rate_per_s)
-        if core.has_work:
-            core.step()
-        else:
-            time.sleep(max(0.0, min(next_s, ends_s) - time.monotonic()))
-    return served, time.monotonic() - started_s
+def _arrivals(rng: random.Random, rate_per_s: float, duration_s: float) -> list[Planned]:
+    planned = []
+    at_s = rng.expovariate(rate_per_s)
+    while at_s < duration_s:
+        planned.append(Planned(at_s, random_prompt(rng, _PROMPT_TOKENS), rng.choice(_OUTPUTS)))
+        at_s += rng.expovariate(rate_per_s)
+    return planned

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,15 @@ from trimtab.engine.embedded.generation import Emission, GenerationRequest, Queu
 from trimtab.engine.embedded.sampling import SamplingParams
 
 QUANTIZATION = "int4"  # what a search chooses on two cores: the techniques are measured beside fast products
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One request to be; ``at_s`` counts from the start."""
+
+    at_s: float
+    prompt_ids: tuple[int, ...]
+    output_tokens: int
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +64,23 @@ def submit(core: EngineCore, prompt_ids: Sequence[int], params: SamplingParams, 
     at_s, queueing = served.arrival_s, Queueing(cache_salt=salt)
     core.submit(GenerationRequest("benchmark", tuple(prompt_ids), params, at_s, at_s, served.hear, queueing))
     return served
+
+
+def serve(core: EngineCore, planned: Sequence[Planned]) -> tuple[list[Served], float]:
+    """Sends each request at its wall-clock time; returns all, and the seconds until the last ended."""
+    served: list[Served] = []
+    started_s = time.monotonic()
+    coming = collections.deque(planned)
+    while core.has_work or coming:
+        while coming and started_s + coming[0].at_s <= time.monotonic():
+            request = coming.popleft()
+            served.append(send(core, request.prompt_ids, request.output_tokens))
+            served[-1].arrival_s = started_s + request.at_s
+        if core.has_work:
+            core.step()
+        else:
+            time.sleep(max(0.0, started_s + coming[0].at_s - time.monotonic()))
+    return served, time.monotonic() - started_s
 
 
 def turn(core: EngineCore, **knobs: KnobValue) -> None:

@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from trimtab.controller.cli.client import ApiClient
-from trimtab.controller.cli.output import print_json, table
+from trimtab.controller.cli.output import on_interrupt, print_json, table
 from trimtab.controller.cli.tune import follow_experiment
 from trimtab.controller.settings import settings
 
-app = typer.Typer(no_args_is_help=True, help="List experiments and show their reports.")
+app = typer.Typer(no_args_is_help=True, help="Start searches, list them, show their reports.")
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
@@ -33,7 +33,9 @@ def list_experiments(as_json: Json = False) -> None:
 def start(as_json: Json = False) -> None:
     """Starts a search in the running controller and follows it; the policy decides what a winner does next."""
     api = ApiClient(settings())
-    experiment = follow_experiment(api, api.post("/experiments")["id"])
+    experiment_id = api.post("/experiments")["id"]
+    with on_interrupt(f"experiment {experiment_id} goes on in the controller; see `trimtab status`"):
+        experiment = follow_experiment(api, experiment_id)
     if as_json:
         print_json(experiment)
     else:

@@ -52,7 +52,7 @@ def main() -> None:
         sys.exit(1)
     except SystemExit as left:
         if left.code == EXIT_INTERRUPTED:  # Typer turns Ctrl-C into this exit
-            say("trimtab: interrupted; nothing that was finished is lost, the same command goes on from there")
+            say("trimtab: interrupted")
         raise
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from trimtab.controller.cli.output import download_progress, print_json, table
+from trimtab.controller.cli.output import download_progress, on_interrupt, print_json, table
 from trimtab.controller.settings import settings
 from trimtab.engine import models
 
@@ -20,7 +20,7 @@ def fetch_with_progress(name: str, cache: Path) -> Path:
     cached = models.cached_path(name, cache)
     if cached is not None:
         return cached
-    with download_progress() as progress:
+    with on_interrupt("what has come is kept, the same command goes on from there"), download_progress() as progress:
         tasks: dict[str, object] = {}
 
         def report(phase: str, done: int, total: int | None) -> None:

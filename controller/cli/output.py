@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -24,6 +25,16 @@ def print_json(value: Any) -> None:
 def say(text: str) -> None:
     """A line for people on standard error; markup in ``text`` is not read."""
     err.print(text)
+
+
+@contextmanager
+def on_interrupt(text: str) -> Iterator[None]:
+    """Says ``text`` when Ctrl-C ends what is inside: what became of it, and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(f"trimtab: {text}")
+        raise
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

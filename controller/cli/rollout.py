@@ -9,7 +9,7 @@ import typer
 
 from trimtab.controller.cli.client import ApiClient
 from trimtab.controller.cli.knob_options import parse_knobs
-from trimtab.controller.cli.output import print_json, say, table
+from trimtab.controller.cli.output import on_interrupt, print_json, say, table
 from trimtab.controller.settings import settings
 from trimtab.errors import RolloutError
 
@@ -50,7 +50,9 @@ def status(rollout_id: RolloutId = None, as_json: Json = False) -> None:
 @app.command()
 def watch(rollout_id: RolloutId = None) -> None:
     """Follows a rollout to its end; the exit code is that of `status`."""
-    raise typer.Exit(_exit_code(follow(ApiClient(settings()), rollout_id)))
+    with on_interrupt("the rollout goes on in the controller; see `trimtab rollout status`"):
+        rollout = follow(ApiClient(settings()), rollout_id)
+    raise typer.Exit(_exit_code(rollout))
 
 
 @app.command()

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from trimtab.controller.cli.client import ApiClient
 from trimtab.controller.cli.lifecycle import Files
 from trimtab.controller.cli.model import fetch_with_progress
-from trimtab.controller.cli.output import err, print_json, say
+from trimtab.controller.cli.output import err, on_interrupt, print_json, say
 from trimtab.controller.presence import is_present, sole_controller
 from trimtab.controller.settings import Settings, settings
 from trimtab.controller.targets import read_manifests, target_and_policy
@@ -82,7 +82,8 @@ def tune(
     target, _ = target_and_policy(read_manifests(files, catalogues()))
     if target.spec.model in {m.name for m in models.catalogue()}:
         fetch_with_progress(target.spec.model, where.cache)
-    with sole_controller(where.home), ProgressLine() as line:
+    kept = "nothing that was finished is lost, the same command goes on from there"
+    with on_interrupt(kept), sole_controller(where.home), ProgressLine() as line:
         result, written = asyncio.run(_search(where, files, line))
     if report is not None:
         shutil.copyfile(written, report)
