@@ -5,13 +5,40 @@ The core keeps a ``Timeline`` a request; the ring keeps the newest records for `
 
 from __future__ import annotations
 
+import math
 import threading
-from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
 
 from trimtab.engine.contract import RequestOutcome, RequestRecord
 
 RING_RECORDS = 10_000
+
+# A record as the ring stores it, in the order of ``RequestRecord``'s fields.
+_ROW = np.dtype(
+    [
+        ("sequence", np.int64),
+        ("request_id", "S144"),  # the 128 characters that the edge accepts, and the prompt's number
+        ("arrival_unix_s", np.float64),
+        ("finished_unix_s", np.float64),
+        ("outcome", "S16"),
+        ("prompt_tokens", np.int64),
+        ("output_tokens", np.int64),
+        ("queue_s", np.float64),
+        ("ttft_s", np.float64),
+        ("tpot_s", np.float64),
+        ("max_itl_s", np.float64),
+        ("duration_s", np.float64),
+        ("mean_batch_size", np.float64),
+        ("mean_step_s", np.float64),
+    ]
+)
+_FIELDS = attrgetter(*_ROW.names or ())
+_OPTIONAL = ("queue_s", "ttft_s", "tpot_s", "max_itl_s", "mean_batch_size", "mean_step_s")  # NaN stands for None
 
 
 @dataclass(slots=True, eq=False)
@@ -88,24 +115,39 @@ class RingPage:
 
 
 class RecordRing:
-    """The newest records, numbered from 1. Safe to use from several threads."""
+    """The newest records, numbered from 1. Safe to use from several threads.
+
+    All memory it will ever need is taken at the start, so that an engine that has served a million requests is as
+    large as one that has served none.
+    """
 
     def __init__(self, capacity: int = RING_RECORDS) -> None:
         self._lock = threading.Lock()
-        self._records: deque[RequestRecord] = deque(maxlen=capacity)
+        self._rows = np.empty(capacity, _ROW)
+        self._rows.view(np.uint8).fill(0xFF)  # touches every page now, not when the ring fills
         self._last_sequence = 0
 
     def add(self, record: RequestRecord) -> None:
         with self._lock:
             self._last_sequence += 1
-            self._records.append(replace(record, sequence=self._last_sequence))
+            numbered = replace(record, sequence=self._last_sequence)
+            self._rows[self._last_sequence % len(self._rows)] = _FIELDS(numbered)
 
     def since(self, cursor: int) -> RingPage:
         """Records numbered above ``cursor``. A cursor from the future belongs to an earlier process: all are new."""
         with self._lock:
-            if cursor > self._last_sequence:
-                cursor = 0
-            num_new = self._last_sequence - cursor
-            num_kept = min(num_new, len(self._records))
-            newest = tuple(self._records)[len(self._records) - num_kept :]
-            return RingPage(newest, self._last_sequence, num_new - num_kept)
+            last = self._last_sequence
+            num_new = last - (cursor if cursor <= last else 0)
+            num_kept = min(num_new, len(self._rows))
+            rows = self._rows[np.arange(last - num_kept + 1, last + 1) % len(self._rows)]
+        return RingPage(tuple(_record(row) for row in rows.tolist()), last, num_new - num_kept)
+
+
+def _record(row: Sequence[Any]) -> RequestRecord:
+    values = dict(zip(_ROW.names or (), row, strict=True))
+    for name in _OPTIONAL:
+        if math.isnan(values[name]):
+            values[name] = None
+    values["request_id"] = values["request_id"].decode("ascii")
+    values["outcome"] = RequestOutcome(values["outcome"].decode("ascii"))
+    return RequestRecord(**values)

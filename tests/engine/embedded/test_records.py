@@ -1,6 +1,12 @@
 """Timelines become records; the ring forgets the oldest and says how many."""
 
-from trimtab.engine.contract import RequestOutcome
+import dataclasses
+import itertools
+import tracemalloc
+
+import pytest
+
+from trimtab.engine.contract import RequestOutcome, RequestRecord
 from trimtab.engine.embedded.records import Ending, RecordRing, Timeline
 
 ENDING = Ending("r", RequestOutcome.SUCCEEDED, 10, 3)
@@ -38,3 +44,48 @@ def test_the_ring_pages_by_cursor_and_counts_what_it_dropped() -> None:
     assert ([r.sequence for r in page.records], page.num_dropped) == ([5], 0)
     assert ring.since(5).records == ()
     assert [r.sequence for r in ring.since(99).records] == [3, 4, 5]
+
+
+FULL = RequestRecord(
+    sequence=0,
+    request_id="r" * 128 + "-12345",
+    arrival_unix_s=1_790_000_000.123456,
+    finished_unix_s=1_790_000_001.654321,
+    outcome=RequestOutcome.SUCCEEDED,
+    prompt_tokens=2**31,
+    output_tokens=3,
+    queue_s=0.1,
+    ttft_s=0.2,
+    tpot_s=0.3,
+    max_itl_s=0.4,
+    duration_s=0.5,
+    mean_batch_size=6.5,
+    mean_step_s=0.7,
+)
+OPTIONAL = ("queue_s", "ttft_s", "tpot_s", "max_itl_s", "mean_batch_size", "mean_step_s")
+
+
+@pytest.mark.parametrize("outcome", RequestOutcome)
+def test_the_ring_gives_back_what_it_was_given(outcome: RequestOutcome) -> None:
+    ring, added = RecordRing(), []
+    for absent in itertools.chain.from_iterable(
+        itertools.combinations(OPTIONAL, n) for n in range(len(OPTIONAL) + 1)
+    ):
+        record = dataclasses.replace(FULL, outcome=outcome, **dict.fromkeys(absent))
+        ring.add(record)
+        added.append(dataclasses.replace(record, sequence=len(added) + 1))
+    assert ring.since(0).records == tuple(added)
+
+
+def test_a_filling_ring_takes_no_memory() -> None:
+    ring = RecordRing(capacity=2000)
+    ring.add(FULL)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for index in range(2000):
+            ring.add(dataclasses.replace(FULL, request_id=f"r-{index}"))
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 10_000
