@@ -2,7 +2,9 @@
 
 A draft is worth the probability that it and all before it are accepted; a row costs what the step-time model says.
 Sequences whose drafts are accepted get them, others do not, and with many sequences in a step rows cost more, so
-drafts get fewer, down to none. Where none pays, one sequence is tried now and then, less and less often.
+drafts get fewer, down to none. Where none pays, one sequence is tried now and then, less and less often. Where some
+pay, a step now and then goes without, and so does the first of a new size: what drafts are weighed against is known
+from steps that were, and from those of the same minute.
 
 The idea of choosing the length by expected goodput is from SmartSpec (Liu et al., 2024, arXiv:2406.14066); the core
 calls this once a step.
@@ -22,6 +24,7 @@ _WEIGHT = 0.15  # of a new verification in a sequence's acceptance
 _SHARED_WEIGHT = 0.02  # and in what is expected of a new sequence
 _FIRST_PROBE_STEPS = 16
 _LAST_PROBE_STEPS = 512
+_PLAIN_EVERY_STEPS = 32
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +54,7 @@ class AdaptiveDrafting:
         self._step_time = step_time
         self._shared = Acceptance(0.5)
         self._drafting = False
+        self._steps_since_plain = 0
         self._steps_since_probe = 0
         self._probe_after = _FIRST_PROBE_STEPS
 
@@ -67,11 +71,15 @@ class AdaptiveDrafting:
             num_pairs: Its attended pairs without drafts.
         """
         chosen = self._most_tokens_a_second(candidates, num_rows, num_pairs)
-        if any(chosen):
-            self._drafting = True
-            return chosen
-        self._drafting = False
-        return self._probe(candidates)
+        self._drafting = any(chosen)
+        if not self._drafting:
+            self._steps_since_plain = 0
+            return self._probe(candidates)
+        self._steps_since_plain += 1
+        if self._steps_since_plain >= _PLAIN_EVERY_STEPS or not self._step_time.has_seen(num_rows):
+            self._steps_since_plain = 0
+            return [0] * len(candidates)
+        return chosen
 
     def observe(self, acceptance: Acceptance, num_drafts: int, num_accepted: int) -> None:
         """Takes what came of one sequence's drafts."""

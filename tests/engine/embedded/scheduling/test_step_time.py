@@ -54,6 +54,23 @@ def test_a_step_that_stalled_moves_the_prediction_little() -> None:
     assert predicted_s < 0.014
 
 
+def test_one_slow_step_of_few_rows_does_not_make_more_rows_look_free() -> None:
+    model = StepTimeModel()
+    for _ in range(20):
+        for num_rows in (8, 16, 64):
+            model.observe(num_rows, 0, true_s(num_rows, 0))
+    model.observe(11, 0, 4 * true_s(11, 0))
+    for num_rows in (8, 16, 64):
+        assert model.predict(num_rows, 0) == pytest.approx(true_s(num_rows, 0), rel=0.3)
+
+
+def test_a_new_bin_averages_its_first_steps_alike() -> None:
+    model = StepTimeModel()
+    for step_s in (0.018, 0.006, 0.006):
+        model.observe(4, 0, step_s)
+    assert model.predict(4, 0) == pytest.approx(0.010)
+
+
 def test_a_machine_that_became_slower_is_followed() -> None:
     model = StepTimeModel()
     for _ in range(50):

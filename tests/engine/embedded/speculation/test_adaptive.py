@@ -89,7 +89,19 @@ def test_drafts_are_taken_up_again_when_they_are_accepted() -> None:
     drafting, rng = drafting_on(roofline), random.Random(0)
     assert run(drafting, 500, accepted=0.0, rng=rng)[-1] == 0
     again = run(drafting, 4000, accepted=1.0, rng=rng)
-    assert again[-100:] == [K] * 100
+    assert again[-96:].count(K) == 93
+    assert again[-96:].count(0) == 3  # now and then a step goes without, to know what that takes
+
+
+def test_the_first_step_of_a_new_size_goes_without_drafts() -> None:
+    """Between 1 row and 64 it would be guessed on a line, and drafts would look better than they are."""
+    model = StepTimeModel()
+    for num_rows in (1, 64):
+        model.observe(num_rows, 0, roofline(num_rows))
+    drafting = AdaptiveDrafting(model)
+    assert drafting.choose(candidates(*[0.9] * 12), 12, 0) == [0] * 12
+    model.observe(12, 0, roofline(12))
+    assert any(drafting.choose(candidates(*[0.9] * 12), 12, 0))
 
 
 @pytest.mark.parametrize("accepted", [0.0, 0.3, 0.6, 0.9])
