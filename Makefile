@@ -42,7 +42,7 @@ test-full-rollout: setup model prometheus
 	$(PYTEST) -m slow tests/controller tests/e2e
 
 bench: setup model
-	for name in engine_speed step_profile continuous_batching; do \
+	for name in engine_speed step_profile continuous_batching engine_techniques; do \
 	  $(BIN)/python -m benchmarks.$$name --json benchmarks/results/$$name.json || exit; done
 	$(BIN)/python docs/generate.py
 
