@@ -32,7 +32,7 @@ def measure(loaded: LoadedModel, seed: int, *, quick: bool) -> dict[str, float]:
     turn(core, max_queue_ms=max(10, round(1000 * ttft_slo_s / 2)), max_step_ms=max(1, round(1000 * tpot_slo_s)))
     found = {"capacity": capacity}
     for load in LOADS:
-        served, duration_s = serve(core, _arrivals(rng, load * capacity, 4.0 if quick else 30.0))
+        served, duration_s = serve(core, _arrivals(rng, load * capacity, 4.0 if quick else 20.0))
         good = [s for s in served if not s.refused and s.ttft_s <= ttft_slo_s and s.tpot_s <= tpot_slo_s]
         found[f"{load}"] = len(good) / duration_s
     return found

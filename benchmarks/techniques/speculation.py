@@ -22,7 +22,7 @@ ARMS: Mapping[str, dict[str, KnobValue]] = {
     "adaptive": {"speculative_method": "ngram", "speculative_k": 3, "speculative_adaptive": "on"},
 }
 MAX_SLOWER_RATIO = 0.97
-_PROMPT_TOKENS, _OUTPUT_TOKENS = 96, 64
+_PROMPT_TOKENS, _OUTPUT_TOKENS = 96, 48
 
 
 def measure(loaded: LoadedModel, seed: int, *, quick: bool) -> dict[str, float]:
