@@ -196,11 +196,16 @@ def benchmark_table(result: Mapping[str, Any]) -> str:
     return table(("case", "median", "range over rounds", "unit", "ratio", "goal"), map(_figures, result["rows"]))
 
 
+def _figure(value: float) -> str:
+    """Three digits, but never fewer than those before the point."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
 def _figures(row: Mapping[str, Any]) -> tuple[str, ...]:
-    spread = "" if row["low"] is None else f"{row['low']:.3g} to {row['high']:.3g}"
+    spread = "" if row["low"] is None else f"{_figure(row['low'])} to {_figure(row['high'])}"
     ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f} × {row['against']}"
     goal = "" if row["goal"] is None else f"{row['goal']}: {'met' if row['met'] else '**missed**'}"
-    return row["case"], f"{row['value']:.3g}", spread, row["unit"], ratio, goal
+    return row["case"], _figure(row["value"]), spread, row["unit"], ratio, goal
 
 
 def readme_table(results: Iterable[Mapping[str, Any]]) -> str:
