@@ -53,6 +53,14 @@ def dequantize(weight: Weight) -> Tensor:
     return dense
 
 
+def round_activations(x: Tensor) -> Tensor:
+    """``[num_tokens, in_features]`` as the native products see it: int8 against 32 columns' largest magnitude."""
+    groups = x.float().reshape(x.shape[0], -1, 32)
+    peaks = groups.abs().amax(dim=-1, keepdim=True)
+    inverse = torch.where(peaks > 0, 127 / peaks, torch.zeros_like(peaks))
+    return ((groups * inverse).round() * (peaks / 127)).reshape(x.shape)
+
+
 def swiglu(gate_up: Tensor) -> Tensor:
     """Shazeer, arXiv 2002.05202. ``gate_up`` is ``[num_tokens, 2 * intermediate]``, the gate first."""
     gate, up = gate_up.float().chunk(2, dim=-1)

@@ -52,6 +52,12 @@ def model_path() -> Path:
 
 
 @pytest.fixture(scope="session")
+def kernel_cache() -> Path:
+    """Where the native kernels are built: kept between runs, because it takes half a minute."""
+    return Path(os.environ.get("TRIMTAB_CACHE") or Path.home() / ".cache/trimtab") / "kernels"
+
+
+@pytest.fixture(scope="session")
 def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random two-layer Llama with a real byte-level BPE tokenizer, as a Hugging Face folder."""
     folder = tmp_path_factory.mktemp("tiny-model")

@@ -15,7 +15,7 @@ from typing import NoReturn
 import structlog
 import typer
 
-from trimtab.controller.cli import demo, doctor, engine, experiment, lifecycle, model, policy, rollout, tune
+from trimtab.controller.cli import demo, doctor, engine, experiment, kernels, lifecycle, model, policy, rollout, tune
 from trimtab.controller.cli.output import say
 from trimtab.errors import TrimtabError
 
@@ -33,6 +33,7 @@ app.command("tune")(tune.tune)
 app.add_typer(policy.app, name="policy")
 app.add_typer(model.app, name="model")
 app.add_typer(engine.app, name="engine")
+app.add_typer(kernels.app, name="kernels")
 app.add_typer(experiment.app, name="experiment")
 app.add_typer(rollout.app, name="rollout")
 

@@ -98,7 +98,8 @@ class EngineCore:
         if plan.entries:
             self._draft(plan)
             num_rows, num_pairs = plan.num_rows, plan.num_pairs
-            logits = self._runner.run(plan)
+            wants_logits = any(not g.request.sampling.takes_most_likely for g in self._in_step)
+            logits = self._runner.run(plan, wants_logits)
             sampled = self._sample(plan, logits)
             for entry, rows, tokens in zip(plan.entries, logits.rows, sampled, strict=True):
                 self._append(entry, rows, tokens, logits)
@@ -209,6 +210,8 @@ class EngineCore:
 
     def _sample(self, plan: StepPlan, logits: StepLogits) -> list[list[int]]:
         """The tokens drawn after each entry: none while it prefills, one more than its drafts otherwise."""
+        if logits.logits is None:
+            return [logits.most_likely[rows.sample.start : rows.sample.stop] for rows in logits.rows]
         draws: list[Draw] = []
         wanted: list[int] = []
         for entry, rows in zip(plan.entries, logits.rows, strict=True):
@@ -225,7 +228,7 @@ class EngineCore:
         """Books what the pass computed: prompt scores, accepted drafts and the token after them."""
         generation, sequence = self._generation(entry), entry.sequence
         params = generation.request.sampling
-        if len(rows.score) and params.num_prompt_logprobs is not None:
+        if len(rows.score) and params.num_prompt_logprobs is not None and logits.logits is not None:
             until = rows.first_scored + len(rows.score)
             targets = sequence.token_ids[rows.first_scored : until]
             scored = logits.logits[rows.score.start : rows.score.stop]
@@ -239,7 +242,7 @@ class EngineCore:
             self._drafting.observe(generation.acceptance, len(entry.drafts), num_kept)
         if completes and tokens:
             kept, scores = tokens[: num_kept + 1], None
-            if params.num_logprobs is not None:
+            if params.num_logprobs is not None and logits.logits is not None:
                 start = rows.sample.start
                 scores = score(logits.logits[start : start + len(kept)], kept, params.num_logprobs)
             generation.append(kept, scores, self._tokenizer.eos_ids)

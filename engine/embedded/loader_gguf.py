@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trimtab.engine.embedded.config import ModelConfig
-from trimtab.engine.embedded.gguf_blocks import Blocks4, dequantize, split_4bit
+from trimtab.engine.embedded.gguf_blocks import Blocks4, Blocks8, dequantize, split_4bit, split_8bit
 from trimtab.engine.embedded.gguf_file import GGUFFile, TensorInfo, TensorType
 from trimtab.engine.embedded.tokenizer import Tokenizer, bpe_tokenizer
 from trimtab.engine.embedded.weights import EMBEDDING, FINAL_NORM, HEAD, expected_shapes
@@ -58,8 +58,11 @@ class GGUFWeights:
         values = dequantize(self._file.data(info), info.shape, info.type)
         return torch.from_numpy(np.ascontiguousarray(self._row_order(name, values)))
 
-    def blocks(self, name: str) -> Blocks4 | None:
+    def blocks(self, name: str) -> Blocks4 | Blocks8 | None:
         info = self._info(name)
+        if info.type is TensorType.Q8_0:
+            eights = split_8bit(self._file.data(info), info.shape)
+            return Blocks8(self._row_order(name, eights.values), self._row_order(name, eights.scales))
         if info.type not in (TensorType.Q4_0, TensorType.Q4_1):
             return None
         found = split_4bit(self._file.data(info), info.shape, info.type)

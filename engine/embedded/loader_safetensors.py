@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from trimtab.engine.embedded.config import ModelConfig
-from trimtab.engine.embedded.gguf_blocks import Blocks4
+from trimtab.engine.embedded.gguf_blocks import Blocks4, Blocks8
 from trimtab.engine.embedded.tokenizer import Tokenizer, load_tokenizer_json
 from trimtab.engine.embedded.weights import expected_shapes
 from trimtab.errors import ModelFileError
@@ -46,7 +46,7 @@ class SafetensorsWeights:
             raise ModelFileError(f"{self._path(name)}: {name}.weight is {tensor.dtype}; accepted: float types")
         return tensor.to(torch.float32)
 
-    def blocks(self, name: str) -> Blocks4 | None:  # noqa: ARG002  safetensors have no 4-bit blocks
+    def blocks(self, name: str) -> Blocks4 | Blocks8 | None:  # noqa: ARG002  safetensors have no blocks
         return None
 
     def _path(self, name: str) -> Path:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from trimtab.engine.embedded.gguf_blocks import Blocks4
 from trimtab.engine.embedded.weights import WeightSource
 from trimtab.errors import ModelFileError
 from trimtab.kernels.packing import (
@@ -59,7 +60,7 @@ def _dense_or_int8(values: torch.Tensor, quantization: str) -> DenseWeight | Int
 def _int4_parts(source: WeightSource, name: str) -> tuple[Tensor, Tensor, Tensor]:
     """One weight's quants, scales and minima: the file's own where it has them."""
     blocks = source.blocks(name)
-    if blocks is not None:
+    if isinstance(blocks, Blocks4):
         quants, scales, minima = (torch.from_numpy(p.copy()) for p in (blocks.quants, blocks.scales, blocks.minima))
         return quants, scales, minima
     values = source.dense(name)

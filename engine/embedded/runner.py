@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from trimtab.engine.embedded.batch import StepBatch
 from trimtab.engine.embedded.kv.allocator import BlockAllocator
 from trimtab.engine.embedded.kv.pool import KVPool
-from trimtab.engine.embedded.model import LlamaModel
+from trimtab.engine.embedded.model import Model
 from trimtab.engine.embedded.scheduling.plan import ScheduledSequence, StepPlan
 from trimtab.kernels.attention import Span
 from trimtab.kernels.kv_cache import BlockSlot
@@ -34,21 +34,25 @@ class EntryRows:
 
 @dataclass(frozen=True, slots=True)
 class StepLogits:
-    """``logits`` is [num_rows, vocab] float32; ``rows`` has one item for each entry of the plan."""
+    """``rows`` has one item for each entry of the plan.
 
-    logits: Tensor
+    ``most_likely`` is each row's first choice; ``logits`` is [num_rows, vocab] float32, ``None`` where not wanted.
+    """
+
+    most_likely: list[int]
+    logits: Tensor | None
     rows: tuple[EntryRows, ...]
 
 
 class Runner:
     """Runs plans on one model and one KV pool."""
 
-    def __init__(self, model: LlamaModel, kv: KVPool, blocks: BlockAllocator) -> None:
+    def __init__(self, model: Model, kv: KVPool, blocks: BlockAllocator) -> None:
         self._model = model
         self._kv = kv
         self._blocks = blocks
 
-    def run(self, plan: StepPlan) -> StepLogits:
+    def run(self, plan: StepPlan, wants_logits: bool) -> StepLogits:
         """Moves what the plan needs moved, then one pass over all entries, whose keys and values enter the pool."""
         self._kv.carry_out(self._blocks.take_moves())
         token_ids: list[int] = []
@@ -70,13 +74,15 @@ class Runner:
             spans.append(Span(query_start, len(fed), stop, covering))
             rows.append(_wanted_rows(entry, query_start, logit_rows))
         batch = StepBatch(
-            token_ids=torch.tensor(token_ids, dtype=torch.int64),
-            positions=torch.tensor(positions, dtype=torch.int64),
-            slots=torch.tensor(slots, dtype=torch.int64),
+            token_ids=np.array(token_ids, np.int32),
+            positions=np.array(positions, np.int32),
+            slots=np.array(slots, np.int32),
             spans=tuple(spans),
-            logit_rows=torch.tensor(logit_rows, dtype=torch.int64),
+            logit_rows=np.array(logit_rows, np.int32),
+            wants_logits=wants_logits,
         )
-        return StepLogits(self._model.forward(batch, self._kv), tuple(rows))
+        output = self._model.forward(batch, self._kv)
+        return StepLogits(output.most_likely, output.logits, tuple(rows))
 
     def _slot(self, table: tuple[BlockSlot, ...], position: int) -> int:
         size = self._blocks.block_size

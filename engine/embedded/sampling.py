@@ -36,6 +36,12 @@ class SamplingParams:
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
 
+    @property
+    def takes_most_likely(self) -> bool:
+        """Whether each token is the likeliest one, and nothing else is asked about the others."""
+        scores = self.num_logprobs is not None or self.num_prompt_logprobs is not None
+        return self.temperature == 0 and self.min_output_tokens == 0 and not scores
+
 
 @dataclass(frozen=True, slots=True)
 class Draw:

@@ -24,6 +24,7 @@ from trimtab.engine.embedded.admin import admin_app
 from trimtab.engine.embedded.core import EngineCore, Telemetry
 from trimtab.engine.embedded.engine_thread import EngineThread
 from trimtab.engine.embedded.generation import Emission, GenerationRequest
+from trimtab.engine.embedded.kernels import choose_kernels
 from trimtab.engine.embedded.loader import LoadedModel, load_model
 from trimtab.engine.embedded.memory import available_bytes
 from trimtab.engine.embedded.metrics import EngineMetrics
@@ -32,7 +33,7 @@ from trimtab.engine.embedded.sampling import SamplingParams
 from trimtab.engine.embedded.server import traffic_app
 from trimtab.engine.embedded.service import Gate, ServedModel, Service
 from trimtab.engine.embedded.settings import ServeSettings
-from trimtab.errors import KnobError, ModelError, TrimtabError
+from trimtab.errors import KernelBuildError, KnobError, ModelError, TrimtabError
 
 _KEEP_ALIVE_S = 75
 _BACKLOG = 2048
@@ -73,6 +74,7 @@ def run(settings: ServeSettings, started_s: float) -> ExitCode:
             _log.warning("fault_injection", inject=settings.injection.label)
         torch.set_num_threads(int(settings.configuration["num_threads"]))
         loaded = _load(settings)
+        _log.info("loaded", model=str(settings.model_path), kernels=loaded.model.kernels)
         telemetry = Telemetry(EngineMetrics(), RecordRing())
         core = _warm_core(settings, loaded)
         core.telemetry = telemetry
@@ -183,8 +185,12 @@ def _bound(host: str, port: int) -> Iterator[socket.socket]:
 
 
 def _load(settings: ServeSettings) -> LoadedModel:
+    quantization, num_threads = (settings.configuration[name] for name in ("quantization", "num_threads"))
     try:
-        return load_model(settings.model_path, str(settings.configuration["quantization"]))
+        kernels = choose_kernels(settings.kernels, settings.kernel_folder, int(num_threads))
+        return load_model(settings.model_path, str(quantization), kernels)
+    except KernelBuildError as error:
+        raise StartError(ExitCode.USAGE, f"--kernels {settings.kernels}: {error}") from error
     except ModelError as error:
         raise StartError(ExitCode.MODEL, str(error)) from error
     except MemoryError as error:

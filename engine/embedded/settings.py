@@ -19,6 +19,8 @@ from trimtab.engine.embedded import inject
 from trimtab.errors import KnobError, TrimtabError
 
 API_KEY_VARIABLE = "TRIMTAB_ENGINE_API_KEY"
+CACHE_VARIABLE = "TRIMTAB_CACHE"
+KERNEL_CHOICES = ("auto", "torch", "avx512", "avx2", "plain")
 DEFAULT_MAX_QUEUE = 256
 DEFAULT_DRAIN_TIMEOUT_S = 120.0
 
@@ -46,6 +48,8 @@ class ServeSettings:
     configuration: Configuration
     injection: inject.Injection | None
     swap_file: Path | None  # where KV blocks are swapped to; None: to memory
+    kernels: str  # one of KERNEL_CHOICES
+    kernel_folder: Path  # where compiled kernels are kept
     max_queue: int
     drain_timeout_s: float
 
@@ -77,9 +81,17 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> ServeSetti
         configuration=arguments.knobs,
         injection=arguments.inject,
         swap_file=arguments.kv_swap_file,
+        kernels=arguments.kernels,
+        kernel_folder=kernel_folder(environ),
         max_queue=arguments.max_queue,
         drain_timeout_s=arguments.drain_timeout_s,
     )
+
+
+def kernel_folder(environ: Mapping[str, str]) -> Path:
+    """Where compiled kernels are kept: beside the cached models."""
+    cache = environ.get(CACHE_VARIABLE)
+    return (Path(cache) if cache else Path(environ.get("HOME", "/")) / ".cache/trimtab").absolute() / "kernels"
 
 
 def _is_loopback(host: str) -> bool:
@@ -110,6 +122,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--knobs", type=_configuration, default=CATALOGUE.default(), help="a JSON object of knobs")
     add("--kv-swap-file", type=Path, help="a new file to swap KV blocks to, gone with the engine (default: memory)")
     add("--inject", type=_injection, help=f"labelled fault injection: {inject.ACCEPTED}")
+    add(
+        "--kernels",
+        choices=KERNEL_CHOICES,
+        default="auto",
+        help="native kernels of a level, or torch (default: auto)",
+    )
     add("--max-queue", type=_positive_int, default=DEFAULT_MAX_QUEUE, help="requests that may wait; more get 429")
     add("--drain-timeout-s", type=_positive_float, default=DEFAULT_DRAIN_TIMEOUT_S, help="how long SIGTERM waits")
     return parser

@@ -11,7 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from trimtab.engine.embedded.config import ModelConfig
-from trimtab.engine.embedded.gguf_blocks import Blocks4
+from trimtab.engine.embedded.gguf_blocks import Blocks4, Blocks8
 
 # The names of Hugging Face's Llama, which both loaders answer to.
 EMBEDDING = "model.embed_tokens"
@@ -29,8 +29,8 @@ class WeightSource(Protocol):
         """A weight in float32 (checked shape). Raises ``ModelFileError``."""
         ...
 
-    def blocks(self, name: str) -> Blocks4 | None:
-        """A weight's own 4-bit blocks where the file has them; ``None``: it is stored otherwise."""
+    def blocks(self, name: str) -> Blocks4 | Blocks8 | None:
+        """A weight's own quantized blocks where the file has them; ``None``: it is stored otherwise."""
         ...
 
 

@@ -13,6 +13,7 @@ A message says what was found, where, and what to do; an unknown name lists the 
     ├── EngineError            an engine process failed
     │   ├── EngineStartError   it did not become ready
     │   └── EngineCallError    a call to a running engine failed
+    ├── KernelBuildError       the native kernels cannot be compiled
     ├── WorkloadError          a workload cannot be read or generated
     ├── ExperimentError        an experiment cannot start or go on
     ├── MetricsError           a metrics source could not answer
@@ -82,6 +83,10 @@ class EngineStartError(EngineError):
 
 class EngineCallError(EngineError):
     """A call to a running engine failed."""
+
+
+class KernelBuildError(TrimtabError):
+    """The native kernels cannot be compiled."""
 
 
 class WorkloadError(TrimtabError):

@@ -5,9 +5,10 @@ The block allocator lists what must move; ``carry_out`` moves it. The core makes
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from trimtab.engine.embedded.kv.block import Move, MoveKind
 from trimtab.engine.embedded.kv.layout import KVLayout
@@ -30,6 +31,11 @@ class KVPool:
     def num_bytes(self) -> int:
         """What the pool and its swap space take."""
         return self._pages.num_bytes + (0 if self._swap is None else self._swap.num_bytes)
+
+    @property
+    def blocks(self) -> Mapping[KVType, tuple[Tensor, Tensor | None]]:
+        """All layers' blocks of each type."""
+        return self._pages.blocks
 
     def layer(self, index: int) -> tuple[PagedTensor, PagedTensor]:
         """Layer ``index``'s keys and values (views)."""

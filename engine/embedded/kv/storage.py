@@ -28,7 +28,8 @@ class KVStorage:
         """``buffer`` has ``num_pages * layout.page_bytes`` bytes, as uint8."""
         self.num_bytes = len(buffer)
         num_value_bytes = num_pages * layout.page_value_bytes
-        self._types = {
+        # Values [num_layers, 2, num_blocks, num_kv_heads, block_size, ...] and scales, which FULL has not.
+        self.blocks = {
             kv_type: _typed(kv_type, layout, num_pages, buffer[:num_value_bytes], buffer[num_value_bytes:])
             for kv_type in layout.blocks_per_page
         }
@@ -66,13 +67,13 @@ class KVStorage:
 
     def read(self, kv_type: KVType, indices: Sequence[int]) -> tuple[Tensor, Tensor | None]:
         """Copies of some blocks: values and scales ``[num_layers, 2, num_blocks, num_kv_heads, block_size, ...]``."""
-        values, scales = self._types[kv_type]
+        values, scales = self.blocks[kv_type]
         wanted = torch.tensor(indices)
         return values.index_select(2, wanted), None if scales is None else scales.index_select(2, wanted)
 
     def write(self, kv_type: KVType, indices: Sequence[int], content: tuple[Tensor, Tensor | None]) -> None:
         """Puts what ``read`` of the same type gave into other blocks."""
-        values, scales = self._types[kv_type]
+        values, scales = self.blocks[kv_type]
         wanted = torch.tensor(indices)
         values.index_copy_(2, wanted, content[0])
         if scales is not None and content[1] is not None:
@@ -81,7 +82,7 @@ class KVStorage:
     def _view(self, layer: int, kind: int) -> PagedTensor:
         return {
             kv_type: TypedBlocks(values[layer, kind], None if scales is None else scales[layer, kind])
-            for kv_type, (values, scales) in self._types.items()
+            for kv_type, (values, scales) in self.blocks.items()
         }
 
 

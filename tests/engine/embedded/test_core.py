@@ -136,7 +136,7 @@ def test_a_step_that_raises_fails_its_requests_and_the_engine_goes_on(
     failing, waiting = driver.submit(prompts[0], **sampled(0)), driver.submit(prompts[1], **sampled(1))
     driver.core.step()
     with monkeypatch.context() as patched:
-        patched.setattr(driver.core._runner, "run", lambda plan: 1 / 0)
+        patched.setattr(driver.core._runner, "run", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             driver.core.step()
     driver.core.fail_step("division")

@@ -43,7 +43,7 @@ def test_output_comes_from_the_thread_and_stop_ends_it(tiny_driver: Any) -> None
 def test_a_failing_step_fails_its_request_and_success_clears_the_alarm(tiny_driver: Any) -> None:
     core = tiny_driver().core
     thread, run = EngineThread(core), core._runner.run
-    core._runner.run = lambda plan: 1 / 0
+    core._runner.run = lambda *_: 1 / 0
     thread.start()
     emissions: queue.Queue[Emission] = queue.Queue()
     for _ in range(MAX_FAILED_STEPS_IN_ROW):
@@ -79,7 +79,7 @@ def test_when_the_loop_itself_breaks_it_says_so_and_answers_everyone(tiny_driver
     core = tiny_driver().core
     thread = EngineThread(core)
     core.fail_step = lambda message: {}["missing"]
-    core._runner.run = lambda plan: 1 / 0
+    core._runner.run = lambda *_: 1 / 0
     thread.start()
     emissions: queue.Queue[Emission] = queue.Queue()
     thread.submit(request(emissions.put))

@@ -124,7 +124,7 @@ def test_a_file_s_weights_come_out_in_hugging_face_s_order(tmp_path: Path, kind:
         q = weights.dense("model.layers.0.self_attn.q_proj").numpy()
         np.testing.assert_array_equal(interleave(q, HEADS), stored["q"])
         blocks = weights.blocks("model.layers.0.self_attn.k_proj")
-        if kind in (TensorType.Q4_0, TensorType.Q4_1):
+        if kind in (TensorType.Q4_0, TensorType.Q4_1, TensorType.Q8_0):
             assert blocks is not None
             k = weights.dense("model.layers.0.self_attn.k_proj").numpy()
             np.testing.assert_array_equal(blocks.dequantize(), k)

@@ -42,7 +42,7 @@ async def app(tiny_driver: Any, tiny_loaded: LoadedModel) -> AsyncIterator[App]:
 
 
 async def test_a_failing_engine_answers_500_and_turns_unhealthy(app: App) -> None:
-    app.core._runner.run = lambda plan: 1 / 0
+    app.core._runner.run = lambda *_: 1 / 0
     for _ in range(MAX_FAILED_STEPS_IN_ROW):
         assert (await app.http.get("/health")).status_code == 200
         answer = await app.http.post("/v1/completions", json=BODY)
@@ -58,9 +58,9 @@ async def test_a_failing_engine_answers_500_and_turns_unhealthy(app: App) -> Non
 async def test_a_stream_that_fails_ends_with_an_error_event(app: App) -> None:
     run, calls = app.core._runner.run, []
 
-    def fail_third(plan: Any) -> Any:
-        calls.append(plan)
-        return run(plan) if len(calls) < 3 else 1 / 0
+    def fail_third(*step: Any) -> Any:
+        calls.append(step)
+        return run(*step) if len(calls) < 3 else 1 / 0
 
     app.core._runner.run = fail_third
     answer = await app.http.post("/v1/completions", json=BODY | {"stream": True})
